@@ -1,0 +1,209 @@
+"""The mount system calls (fsopen(2), fsconfig(2), fsmount(2), open_tree(2), move_mount(2), mount_setattr(2)).
+
+The new interface is used because `mount(2)` takes one page of options, which sixty overlay layers
+outgrow, and because it works on descriptors: what was checked is what is mounted. Only `unlade.mount`
+calls this. Linux only; on other systems every call raises MountError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from typing import Final
+
+from unlade.errors import MountError
+
+# Since Linux 5.2 new system calls have one number on every architecture (but alpha, which adds 110).
+_OPEN_TREE: Final = 428
+_MOVE_MOUNT: Final = 429
+_FSOPEN: Final = 430
+_FSCONFIG: Final = 431
+_FSMOUNT: Final = 432
+_MOUNT_SETATTR: Final = 442
+
+_OPEN_TREE_CLONE: Final = 1
+_OPEN_TREE_CLOEXEC: Final = os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
+_MOVE_MOUNT_T_EMPTY_PATH: Final = 0x40
+_FSOPEN_CLOEXEC: Final = 1
+_FSMOUNT_CLOEXEC: Final = 1
+_FSCONFIG_SET_FLAG: Final = 0
+_FSCONFIG_SET_STRING: Final = 1
+_FSCONFIG_CMD_CREATE: Final = 6
+_AT_EMPTY_PATH: Final = 0x1000
+_AT_RECURSIVE: Final = 0x8000
+
+ATTR_RDONLY: Final = 0x1
+ATTR_NOSUID: Final = 0x2
+ATTR_NODEV: Final = 0x4
+ATTR_NOEXEC: Final = 0x8
+
+# umount2(2): detach now, clean up when the last user is gone; never follow a link at the mount point.
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def supported() -> bool:
+    """Whether this system has these calls at all; permission is another question."""
+    return sys.platform == "linux" and platform.machine() != "alpha"
+
+
+def _libc() -> ctypes.CDLL:
+    if not supported():
+        raise MountError(
+            "this system has no Linux mounts",
+            next_step="use `unlade pull REF DIR` to get a directory instead",
+        )
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _call(what: str, number: int, *arguments: object) -> int:
+    result = int(_libc().syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        raise failure(what, ctypes.get_errno())
+    return result
+
+
+def failure(what: str, code: int, detail: str = "") -> MountError:
+    """A MountError for an errno, with what to do about it."""
+    steps = {
+        errno.EPERM: "mounting needs root (CAP_SYS_ADMIN); `unlade pull REF DIR` needs none",
+        errno.ENOSYS: "mounting needs Linux 5.12 or later; `unlade pull REF DIR` works anywhere",
+        errno.EBUSY: "something is in use or mounted there already; unmount it first",
+        errno.ENOENT: "the mount point must exist",
+        errno.ENODEV: "the kernel has no overlay file system; load its module",
+        errno.EINVAL: "see the kernel's log for the option it refused",
+    }
+    suffix = f": {detail}" if detail else ""
+    return MountError(f"{what}: {os.strerror(code)}{suffix}", next_step=steps.get(code, ""))
+
+
+def overlay(lower: list[str], attributes: int, *, context: str = "") -> int:
+    """A detached read-only overlay of directories, topmost first; returns its descriptor, caller closes.
+
+    Each directory is given by a call of its own (`lowerdir+`, Linux 6.5), so neither their number nor the
+    length of their names has a page's limit; older kernels get the joined option and its limit.
+    """
+    fs = _call("fsopen overlay", _FSOPEN, ctypes.c_char_p(b"overlay"), ctypes.c_uint(_FSOPEN_CLOEXEC))
+    try:
+        _set_flag(fs, "ro")
+        if context:
+            _set_string(fs, "context", context)
+        try:
+            for directory in lower:
+                _set_string(fs, "lowerdir+", directory)
+        except MountError:
+            joined = ":".join(directory.replace("\\", "\\\\").replace(":", "\\:") for directory in lower)
+            _set_string(fs, "lowerdir", joined)
+        _config(fs, _FSCONFIG_CMD_CREATE, None, None)
+        return _call(
+            "fsmount overlay",
+            _FSMOUNT,
+            ctypes.c_int(fs),
+            ctypes.c_uint(_FSMOUNT_CLOEXEC),
+            ctypes.c_uint(attributes),
+        )
+    finally:
+        os.close(fs)
+
+
+def clone(directory: int, attributes: int) -> int:
+    """A detached bind mount of what the descriptor names, with these attributes; caller closes."""
+    tree = _call(
+        "open_tree",
+        _OPEN_TREE,
+        ctypes.c_int(directory),
+        ctypes.c_char_p(b""),
+        ctypes.c_uint(_OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH),
+    )
+    try:
+        set_attributes(tree, attributes)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def set_attributes(mount: int, attributes: int) -> None:
+    """Set these attributes on a mount and everything below it; the others stay."""
+    attr = _MountAttr(attributes, 0, 0, 0)
+    _call(
+        "mount_setattr",
+        _MOUNT_SETATTR,
+        ctypes.c_int(mount),
+        ctypes.c_char_p(b""),
+        ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE),
+        ctypes.byref(attr),
+        ctypes.c_size_t(ctypes.sizeof(attr)),
+    )
+
+
+def attach(mount: int, target: int) -> None:
+    """Put a detached mount onto the directory or file that `target` names."""
+    _call(
+        "move_mount",
+        _MOVE_MOUNT,
+        ctypes.c_int(mount),
+        ctypes.c_char_p(b""),
+        ctypes.c_int(target),
+        ctypes.c_char_p(b""),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH),
+    )
+
+
+def detach(path: str, *, lazy: bool) -> None:
+    """Unmount what is at path, never through a link; raises MountError (EBUSY unless lazy)."""
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+    if _libc().umount2(ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(flags)) < 0:
+        raise failure(f"unmount {path}", ctypes.get_errno())
+
+
+def _set_flag(fs: int, key: str) -> None:
+    _config(fs, _FSCONFIG_SET_FLAG, key, None)
+
+
+def _set_string(fs: int, key: str, value: str) -> None:
+    _config(fs, _FSCONFIG_SET_STRING, key, value)
+
+
+def _config(fs: int, command: int, key: str | None, value: str | None) -> None:
+    result = int(
+        _libc().syscall(
+            ctypes.c_long(_FSCONFIG),
+            ctypes.c_int(fs),
+            ctypes.c_uint(command),
+            ctypes.c_char_p(key.encode() if key is not None else None),
+            ctypes.c_char_p(os.fsencode(value) if value is not None else None),
+            ctypes.c_int(0),
+        )
+    )
+    if result < 0:
+        code = ctypes.get_errno()
+        raise failure(f"fsconfig {key or 'create'}", code, _messages(fs))
+
+
+def _messages(fs: int) -> str:
+    # The descriptor hands out the reasons the kernel would otherwise only log, one per read.
+    lines = []
+    os.set_blocking(fs, False)
+    for _ in range(8):
+        try:
+            line = os.read(fs, 1024)
+        except OSError:
+            break
+        if not line:
+            break
+        lines.append(line.decode(errors="replace").strip().removeprefix("e ").removeprefix("w "))
+    return "; ".join(lines)

@@ -1,0 +1,32 @@
+"""Progress: what a delivery tells whoever watches it.
+
+The library never prints; it calls one function with small frozen events, from any thread. A caller that
+draws a bar or feeds a metric must be quick and must not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from unlade.model import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """One step of one blob: `done` of `total` bytes of `digest`, for `reference`."""
+
+    kind: Literal["start", "bytes", "resumed", "present", "done", "failed"]
+    reference: str
+    digest: Digest
+    done: int
+    total: int
+    label: str = ""
+
+
+Progress = Callable[[ProgressEvent], None]
+
+
+def silent(_event: ProgressEvent) -> None:
+    """The progress of a caller that does not watch."""

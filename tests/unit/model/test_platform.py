@@ -1,0 +1,60 @@
+"""Which entry of an index is ours (V11, R3, R7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from unlade.model import InvalidPlatform, Platform
+
+P = Platform.parse
+
+
+@pytest.mark.parametrize(
+    ("host", "candidates", "chosen"),
+    [
+        ("linux/amd64", ["linux/arm64", "linux/amd64"], 1),
+        ("linux/x86_64", ["linux/amd64"], 0),
+        ("linux/amd64", ["windows/amd64", "linux/arm64"], None),
+        ("linux/arm64", ["linux/arm64/v8"], 0),
+        ("linux/arm64", ["linux/arm/v7", "linux/arm64"], 1),
+        ("linux/arm64", ["linux/arm/v6", "linux/arm/v7"], 1),
+        ("linux/arm/v7", ["linux/arm/v6", "linux/arm/v8", "linux/arm/v5"], 0),
+        ("linux/arm/v6", ["linux/arm/v7"], None),
+        ("linux/amd64/v3", ["linux/amd64", "linux/amd64/v2", "linux/amd64/v4"], 1),
+        ("linux/amd64", ["linux/amd64/v2"], None),
+        ("linux/amd64", ["linux/amd64", "linux/amd64"], 0),
+    ],
+)
+def test_match(host: str, candidates: list[str], chosen: int | None) -> None:
+    assert P(host).match([P(candidate) for candidate in candidates]) == chosen
+
+
+def test_entries_without_a_platform_are_never_guessed() -> None:
+    assert P("linux/amd64").match([None, P("linux/amd64")]) == 1
+    assert P("linux/amd64").match([None]) is None
+
+
+def test_windows_matches_by_build_number() -> None:
+    host = P("windows(10.0.20348.100)/amd64")
+    candidates = [P("windows(10.0.17763.9)/amd64"), P("windows(10.0.20348.7)/amd64")]
+    assert host.match(candidates) == 1
+    assert host.match(candidates[:1]) is None
+
+
+def test_required_features_must_be_offered() -> None:
+    plain = Platform("windows", "amd64")
+    offering = Platform("windows", "amd64", os_features=("win32k",))
+    needing = Platform("windows", "amd64", os_features=("win32k",))
+    assert plain.match([needing]) is None
+    assert offering.match([plain, needing]) == 1
+
+
+@pytest.mark.parametrize("text", ["", "linux", "linux/", "/amd64", "a/b/c/d", "linux/amd64/", "lin ux/amd64"])
+def test_refused(text: str) -> None:
+    with pytest.raises(InvalidPlatform):
+        P(text)
+
+
+def test_host_is_a_linux_platform() -> None:
+    assert Platform.host().os == "linux"
+    assert Platform.host() == Platform.host().normalised()
