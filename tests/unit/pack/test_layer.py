@@ -119,7 +119,8 @@ def test_gnu_tar_and_tarfile_read_what_we_write(tmp_path: Path) -> None:
             assert bool(twin.stat().st_mode & 0o100) == bool(path.stat().st_mode & 0o100)
         else:
             assert twin.is_dir()
-    members = tarfile.open(fileobj=io.BytesIO(blob)).getmembers()
+    with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
+        members = archive.getmembers()
     assert [member.name for member in members] == sorted(member.name for member in members)
     assert {(member.uid, member.gid, member.mtime, member.uname) for member in members} == {(0, 0, 0, "")}
     assert len(members) == len(list(tree.rglob("*")))
@@ -332,8 +333,8 @@ def test_numbers_beyond_ustar_travel_in_pax_records() -> None:
     entry = Entry(b"big", "file", 0o644, 9 << 30, b"", 1 << 34, 1 << 22, 1 << 23)
     member = tarfile.TarInfo.frombuf(header(entry)[-512:], "utf-8", "strict")
     assert member.size == 0
-    archive = tarfile.open(fileobj=io.BytesIO(header(entry) + bytes(1024)))
-    read = archive.next()
+    with tarfile.open(fileobj=io.BytesIO(header(entry) + bytes(1024))) as archive:
+        read = archive.next()
     assert read is not None
     assert (read.size, read.mtime, read.uid, read.gid) == (9 << 30, 1 << 34, 1 << 22, 1 << 23)
 
@@ -341,7 +342,8 @@ def test_numbers_beyond_ustar_travel_in_pax_records() -> None:
 @pytest.mark.parametrize("length", [90, 99, 100, 101, 109, 980, 989, 990, 991, 992, 999, 1000, 4000])
 def test_pax_lengths_count_themselves(length: int) -> None:
     name = b"d/" * (length // 2) + b"n" * (length % 2 + 1)
-    archive = tarfile.open(fileobj=io.BytesIO(header(Entry(name, "symlink", 0o777, 0, name)) + bytes(1024)))
-    read = archive.next()
+    blob = header(Entry(name, "symlink", 0o777, 0, name)) + bytes(1024)
+    with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
+        read = archive.next()
     assert read is not None
     assert (read.name.encode(), read.linkname.encode()) == (name, name)
