@@ -26,13 +26,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rig import RigError
+
 MODULES = Path(__file__).resolve().parent
 
 # The oldest Go that builds every pinned engine; containerd 2.4.2 asks for it in its go.mod.
 MINIMUM_GO = (1, 26, 6)
 
 
-class EngineError(Exception):
+class EngineError(RigError):
     """An engine cannot be built or found; the message says what to run or install."""
 
 
