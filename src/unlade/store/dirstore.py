@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from unlade.errors import IntegrityError, StoreError
-from unlade.kernel import failpoints
 from unlade.model import Deadline, Descriptor, Digest
 from unlade.store.content import BlobInfo, Lease
 from unlade.store.database import Database
 from unlade.store.failure import NotInStore, explaining
-from unlade.store.ingest import DirIngest, PresentIngest
-from unlade.store.layout import Layout, file_name
+from unlade.store.ingest import DirIngest
+from unlade.store.layout import Layout
 from unlade.store.leases import DirLease, Leases, hold
 from unlade.store.locks import KeyLocks
+from unlade.store.removal import blob_lock, delete_object
 
 # A page of a walk: large enough to be fast, small enough that no reader keeps old pages of the log alive.
 _WALK_PAGE = 1000
@@ -75,24 +75,20 @@ class DirStore:
     @contextmanager
     def ingest(
         self, descriptor: Descriptor, *, lease: Lease | None = None, deadline: Deadline | None = None
-    ) -> Iterator[DirIngest | PresentIngest]:
+    ) -> Iterator[DirIngest]:
         """Take a blob in, alone among all processes; see ContentStore.ingest."""
         deadline = deadline or Deadline.never()
-        digest = descriptor.digest
-        present = self._present(descriptor, lease)
-        if present:
-            yield PresentIngest(present)
+
+        def record(children: Sequence[Digest]) -> BlobInfo:
+            return self._record(descriptor, children, lease)
+
+        found = self._present(descriptor, lease)
+        if found:
+            yield DirIngest(self.layout, descriptor, record, deadline, found=found)
             return
-        with self.locks.hold(blob_lock(digest), deadline=deadline):
-            present = self._present(descriptor, lease)
-            if present:
-                yield PresentIngest(present)
-                return
-
-            def record(children: Sequence[Digest]) -> BlobInfo:
-                return self._record(descriptor, children, lease)
-
-            ingest = DirIngest(self.layout, descriptor, record, deadline)
+        with self.locks.hold(blob_lock(descriptor.digest), deadline=deadline):
+            found = self._present(descriptor, lease)
+            ingest = DirIngest(self.layout, descriptor, record, deadline, found=found)
             try:
                 yield ingest
             finally:
@@ -115,20 +111,7 @@ class DirStore:
 
     def delete(self, digest: Digest) -> bool:
         """Remove a blob that nothing refers to; StoreError when something does."""
-        with self.locks.hold(blob_lock(digest)):
-            with self.database.write() as connection:
-                referrer = connection.execute(
-                    "SELECT parent FROM edges WHERE child = ? LIMIT 1", (f"b:{digest}",)
-                ).fetchone()
-                if referrer:
-                    raise StoreError(
-                        f"{digest} is needed by {referrer[0]}", next_step="remove what needs it first"
-                    )
-                found = forget(connection, f"b:{digest}")
-            failpoints.reach("store.delete.forgotten")
-            with explaining(f"delete {digest}"):
-                self.layout.blob(digest).unlink(missing_ok=True)
-        return found
+        return delete_object(self, f"b:{digest}")
 
     def walk(self) -> Iterator[BlobInfo]:
         """Every committed blob in the order of digests, a page at a time: no transaction stays open."""
@@ -176,18 +159,6 @@ class DirStore:
             if lease is not None:
                 hold(connection, lease.id, name)
         return BlobInfo(descriptor.digest, descriptor.size, descriptor.media_type, row[2])
-
-
-def blob_lock(digest: Digest) -> str:
-    """The name that is held while a blob is made or unmade."""
-    return f"blob-{file_name(digest)}"
-
-
-def forget(connection: sqlite3.Connection, name: str) -> bool:
-    """Inside a write transaction: drop an object's record and what it kept alive."""
-    found = connection.execute("DELETE FROM objects WHERE name = ?", (name,)).rowcount > 0
-    connection.execute("DELETE FROM edges WHERE parent = ?", (name,))
-    return found
 
 
 def _find(connection: sqlite3.Connection, digest: Digest) -> BlobInfo | None:

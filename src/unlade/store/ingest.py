@@ -47,15 +47,21 @@ class DirIngest:
         descriptor: Descriptor,
         record: Callable[[Sequence[Digest]], BlobInfo],
         deadline: Deadline,
+        *,
+        found: BlobInfo | None = None,
     ) -> None:
         self._layout = layout
         self._descriptor = descriptor
         self._record = record
         self._path = layout.partial(descriptor.digest)
         self._final = layout.blob(descriptor.digest)
-        self.present = False
+        self._found = found
         self.hasher: _Hash = descriptor.digest.hasher()
         self._written = 0
+        self.fd = -1
+        if found is not None:
+            self._written = found.size
+            return
         with explaining(f"write {descriptor.digest}"):
             self._take_back_unrecorded()
             self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _BLOB_MODE)
@@ -64,6 +70,11 @@ class DirIngest:
             except BaseException:
                 self.close()
                 raise
+
+    @property
+    def present(self) -> bool:
+        """The content is already there: there is nothing to write to."""
+        return self._found is not None
 
     @property
     def offset(self) -> int:
@@ -85,6 +96,8 @@ class DirIngest:
 
     def commit(self, *, children: Sequence[Digest] = ()) -> BlobInfo:
         """Check, sync, rename, sync, record; see the module."""
+        if self._found is not None:
+            return self._found
         self._verify()
         digest = self._descriptor.digest
         with explaining(f"commit {digest}"):
@@ -116,6 +129,8 @@ class DirIngest:
 
     def discard(self) -> None:
         """Forget the partial; the ingest may be written again from 0."""
+        if self._found is not None:
+            return
         with explaining(f"discard {self._descriptor.digest}"):
             self._reset()
         failpoints.reach("store.ingest.discarded")
@@ -182,29 +197,6 @@ class DirIngest:
             return []
         raw = os.pread(self.fd, self._descriptor.size, 0)
         return children_of(raw, self._descriptor.media_type)
-
-
-class PresentIngest:
-    """The ingest of content that is already there: takes no bytes."""
-
-    present = True
-
-    def __init__(self, info: BlobInfo) -> None:
-        self._info = info
-        self.offset = info.size
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Refuses: `offset` already equals the size."""
-        del data
-        raise IntegrityError(f"{self._info.digest} is already complete", next_step="look at `present` first")
-
-    def commit(self, *, children: Sequence[Digest] = ()) -> BlobInfo:
-        """The blob that is there."""
-        del children
-        return self._info
-
-    def discard(self) -> None:
-        """Nothing to throw away: committed content is not a partial."""
 
 
 def children_of(raw: bytes, media_type: str) -> list[Digest]:

@@ -1,0 +1,21 @@
+"""Materialised trees by key: made once, shared by everyone who needs them, removed when nobody does.
+
+`DirTrees` keeps them in the directory of a store; `merge_into` makes one directory of several layers where
+no overlay can be mounted. Called by `deliver`; stands on `store` for records and on `unpack` for content.
+"""
+
+from unlade.tree.dirtrees import DirStaging, DirTrees, Scratch
+from unlade.tree.merge import DanglingLink, merge_into
+from unlade.tree.trees import Staging, Tree, TreeKey, TreeStore
+
+__all__ = [
+    "DanglingLink",
+    "DirStaging",
+    "DirTrees",
+    "Scratch",
+    "Staging",
+    "Tree",
+    "TreeKey",
+    "TreeStore",
+    "merge_into",
+]

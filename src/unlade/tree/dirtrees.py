@@ -1,0 +1,227 @@
+"""Trees in the directory of a `DirStore`: `.unlade/trees/<key>/root`, and beside it the file list.
+
+A staging lies in `.unlade/staging/<key>` and belongs to whoever holds the key's lock; what a dead process
+left there is thrown away. Commit: one syncfs for the whole tree, rename, fsync of the directory, record.
+The descriptor that is synced was opened before the first byte was written, because the kernel reports
+write-back errors only to descriptors older than they are. A stack of layers has a record and no directory.
+Removing: the record, then a rename into the trash under the key's lock, then the slow part outside it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from unlade.kernel import failpoints
+from unlade.kernel.files import syncfs
+from unlade.model import Deadline, Digest
+from unlade.store import DirStore, Lease
+from unlade.store.failure import NotInStore, explaining
+from unlade.store.layout import sync_directory
+from unlade.store.leases import hold
+from unlade.store.removal import delete_object, empty_trash, tree_lock
+from unlade.tree.listing import Listing
+from unlade.tree.merge import merge_into
+from unlade.tree.trees import Tree, TreeKey
+from unlade.unpack.policy import Unpacked
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TreeDetail(msgspec.Struct, frozen=True):
+    """What a tree's record says beside its size."""
+
+    entries: int
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A directory inside a staging for one layer that will be merged: never part of the tree."""
+
+    path: Path
+    dirfd: int
+    files_out: BinaryIO
+
+
+class DirStaging:
+    """See `Staging`; made by DirTrees.stage, which holds the key's lock around it."""
+
+    def __init__(self, trees: DirTrees, key: TreeKey, lease: Lease | None, existing: Tree | None) -> None:
+        self.existing = existing
+        self._trees = trees
+        self._key = key
+        self._lease = lease
+        self._home = trees.store.layout.staged(key)
+        self._merged: Listing | None = None
+        self._scratch: list[Scratch] = []
+        self.path = self._home / "root"
+        self.dirfd = -1
+        self.files_out: BinaryIO = io.BytesIO()
+        if existing:
+            return
+        with explaining(f"stage the tree {key}"):
+            self._home.mkdir(mode=0o700)
+            # 0755 as for the root of an image without an entry of its own, whatever our umask.
+            self.path.mkdir()
+            self.path.chmod(0o755)
+            self.files_out = open(self._home / "files", "wb")  # noqa: SIM115 - closed by `close`
+            self.dirfd = os.open(self.path, _DIRECTORY)
+        failpoints.reach("tree.stage.made")
+
+    def scratch(self) -> Scratch:
+        """A fresh directory to unpack one layer into before `merge`; closed and removed with the staging."""
+        home = self._home / f"scratch-{len(self._scratch)}"
+        with explaining(f"stage the tree {self._key}"):
+            home.mkdir(mode=0o700)
+            root = home / "root"
+            root.mkdir()
+            root.chmod(0o755)
+            files = open(home / "files", "w+b")  # noqa: SIM115 - closed by `close`
+            scratch = Scratch(root, os.open(root, _DIRECTORY), files)
+        self._scratch.append(scratch)
+        return scratch
+
+    def merge(self, scratch: Scratch, unpacked: Unpacked, *, deadline: Deadline | None = None) -> None:
+        """Move an unpacked layer, the next one up, over what the staging holds so far."""
+        with explaining(f"merge a layer into the tree {self._key}"):
+            merge_into(self.dirfd, scratch.dirfd, unpacked, deadline=deadline)
+            if self._merged is None:
+                self._merged = Listing()
+            scratch.files_out.flush()
+            scratch.files_out.seek(0)
+            self._merged.add_layer(scratch.files_out, unpacked)
+        failpoints.reach("tree.stage.merged")
+
+    def commit(
+        self, *, size: int, entries: int = 0, layers: Sequence[TreeKey] = (), key: TreeKey | None = None
+    ) -> Tree:
+        """Sync, rename, sync, record; see the module."""
+        key = key or self._key
+        found = self.existing or self._trees.find(key, lease=self._lease)
+        if found:
+            # A layer that depends on those below was made under its own name by somebody else before us.
+            return found
+        with explaining(f"commit the tree {key}"):
+            if not layers:
+                self._settle(key)
+        tree = self._trees.record(key, size=size, entries=entries, layers=layers, lease=self._lease)
+        failpoints.reach("tree.commit.recorded")
+        return tree
+
+    def close(self) -> None:
+        """Close descriptors and throw away what was not committed; idempotent."""
+        for scratch in self._scratch:
+            os.close(scratch.dirfd)
+            scratch.files_out.close()
+        self._scratch.clear()
+        if self.dirfd >= 0:
+            os.close(self.dirfd)
+            self.files_out.close()
+            self.dirfd = -1
+
+    def _settle(self, key: TreeKey) -> None:
+        layout = self._trees.store.layout
+        if self._merged is not None:
+            self._merged.write(self.files_out)
+        self.files_out.flush()
+        for scratch in self._scratch:
+            layout.discard(scratch.path.parent)
+        failpoints.reach("tree.commit.complete")
+        syncfs(self.dirfd)
+        failpoints.reach("tree.commit.synced")
+        # A directory without a record was renamed when the power went; ours is known to be whole.
+        layout.discard(layout.tree(key))
+        os.rename(self._home, layout.tree(key))
+        failpoints.reach("tree.commit.renamed")
+        sync_directory(layout.trees)
+        failpoints.reach("tree.commit.directory-synced")
+
+
+class DirTrees:
+    """Trees of one store; thread-safe."""
+
+    def __init__(self, store: DirStore) -> None:
+        self.store = store
+
+    def find(self, key: TreeKey, *, lease: Lease | None = None) -> Tree | None:
+        """A committed tree, from now on held by the lease; None when there is none."""
+        if lease is not None and not lease.hold_tree(key):
+            return None
+        with self.store.database.read() as connection:
+            row = connection.execute(
+                "SELECT size, detail FROM objects WHERE name = ?", (f"t:{key}",)
+            ).fetchone()
+        if row is None:
+            return None
+        return self._tree(key, row[0], msgspec.json.decode(row[1], type=TreeDetail))
+
+    @contextmanager
+    def stage(
+        self, key: TreeKey, *, lease: Lease | None = None, deadline: Deadline | None = None
+    ) -> Iterator[DirStaging]:
+        """Make a tree, alone among all processes; see TreeStore.stage."""
+        layout = self.store.layout
+        try:
+            with self.store.locks.hold(tree_lock(key), deadline=deadline):
+                existing = self.find(key, lease=lease)
+                if not existing:
+                    # What a process that died left behind; we hold its lock now.
+                    layout.discard(layout.staged(key))
+                staging = DirStaging(self, key, lease, existing)
+                try:
+                    yield staging
+                finally:
+                    staging.close()
+                    layout.discard(layout.staged(key))
+        finally:
+            # Deleting a large tree takes a while: not while others wait for the key.
+            empty_trash(layout)
+
+    def delete(self, key: TreeKey) -> bool:
+        """Remove a tree that nothing refers to; StoreError when something does."""
+        return delete_object(self.store, f"t:{key}")
+
+    def files(self, key: TreeKey) -> Path:
+        """Where the file list of a single-directory tree lies."""
+        return self.store.layout.tree(key) / "files"
+
+    def record(
+        self, key: TreeKey, *, size: int, entries: int, layers: Sequence[TreeKey], lease: Lease | None
+    ) -> Tree:
+        """Make a tree valid: its directory, if it has one, is in place and synced. Called by commit."""
+        name = f"t:{key}"
+        detail = TreeDetail(entries, tuple(str(layer) for layer in layers))
+        with self.store.database.write() as connection:
+            for layer in set(layers):
+                if not connection.execute("SELECT 1 FROM objects WHERE name = ?", (f"t:{layer}",)).fetchone():
+                    raise NotInStore(
+                        f"the layer {layer} of the tree {key} is not in the store",
+                        next_step="hold the layers by a lease while the tree is made",
+                    )
+            connection.execute(
+                "INSERT INTO objects (name, size, created, detail) VALUES (?, ?, ?, ?)",
+                (name, size, time.time(), msgspec.json.encode(detail).decode()),
+            )
+            connection.executemany(
+                "INSERT OR IGNORE INTO edges VALUES (?, ?)", [(name, f"t:{layer}") for layer in layers]
+            )
+            if lease is not None:
+                hold(connection, lease.id, name)
+        return self._tree(key, size, detail)
+
+    def _tree(self, key: TreeKey, size: int, detail: TreeDetail) -> Tree:
+        layout = self.store.layout
+        if detail.layers:
+            layers = tuple(layout.tree(Digest.parse(layer)) / "root" for layer in detail.layers)
+            return Tree(key, None, layers, size, detail.entries)
+        path = layout.tree(key) / "root"
+        return Tree(key, path, (path,), size, detail.entries)
