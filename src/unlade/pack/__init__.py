@@ -6,13 +6,21 @@
 from unlade.pack.compress import Compression
 from unlade.pack.layer import Layer, pack_file, pack_tree
 from unlade.pack.listing import PackPolicy, SourceChanged, UnpackableSource
+from unlade.pack.publish import ARTIFACT_TYPE, Pushed, PushOptions, build_manifest, push
+from unlade.pack.tar import write_tar
 
 __all__ = [
+    "ARTIFACT_TYPE",
     "Compression",
     "Layer",
     "PackPolicy",
+    "PushOptions",
+    "Pushed",
     "SourceChanged",
     "UnpackableSource",
+    "build_manifest",
     "pack_file",
     "pack_tree",
+    "push",
+    "write_tar",
 ]

@@ -23,6 +23,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, cast
 
+import msgspec
+
 from unlade.errors import UnladeError
 from unlade.model import Deadline, Descriptor, DiffID, Digest, mediatypes
 from unlade.pack.compress import BLOCK_SIZE, Compression, compress, media_suffix
@@ -58,7 +60,12 @@ class Layer:
         self._opener = opener
         self._spool = spool
 
-    def open(self, offset: int = 0) -> BinaryIO:
+    def annotate(self, annotations: Mapping[str, str]) -> None:
+        """Add annotations to the descriptor: some, like the content's digest, are known only now."""
+        merged = {**self.descriptor.annotations, **annotations}
+        self.descriptor = msgspec.structs.replace(self.descriptor, annotations=merged)
+
+    def open(self, offset: int = 0, /) -> BinaryIO:
         """A reader of the blob's bytes from `offset` on; the caller closes it. May be called many times."""
         return self._opener(offset)
 

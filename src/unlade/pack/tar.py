@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from unlade.pack.listing import Entry, SourceChanged, UnpackableSource
+from unlade.pack.listing import Entry, PackPolicy, SourceChanged, UnpackableSource, list_tree
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -108,6 +108,20 @@ class TarLayout:
     def open(self, offset: int = 0) -> BinaryIO:
         """A reader of the archive from `offset` on."""
         return io.BufferedReader(ChunkReader(self.chunks(offset)), READ_SIZE)
+
+
+def write_tar(directory: str | bytes | os.PathLike[str], out: BinaryIO) -> int:
+    """Write a tree as it is to a stream (modes, owners, times, links kept); the number of entries."""
+    entries = list_tree(
+        directory,
+        PackPolicy(
+            keep_modes=True, keep_times=True, keep_owners=True, hard_links=True, contained_links=False
+        ),
+    )
+    for block in in_blocks(TarLayout(entries).chunks()):
+        out.write(block)
+    out.flush()
+    return len(entries)
 
 
 class ChunkReader(io.RawIOBase):

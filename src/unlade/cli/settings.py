@@ -1,0 +1,178 @@
+"""Options that mean the same everywhere, and the objects they turn into.
+
+Each may stand before or after the command's name: both places write into the one `Settings` of the run. The
+registry client and the store are made on demand, so that a command which needs neither imports neither.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from unlade.model import Deadline, Reference
+    from unlade.registry import Registry
+    from unlade.store import DirStore
+    from unlade.transfer import Progress
+
+PLAIN_HTTP_ENV: Final = "UNLADE_PLAIN_HTTP"
+STORE_ENV: Final = "UNLADE_STORE"
+SYSTEM_STORE: Final = "/var/lib/unlade"
+# Commands of containerd's users find their certificates and mirrors without another option.
+CERTS_DIRS: Final = ("/etc/unlade/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass
+class Settings:
+    """What the shared options said; None and False where nothing was said."""
+
+    store_path: str | None = None
+    plain_http: bool = False
+    insecure_skip_tls_verify: bool = False
+    ca_file: str | None = None
+    certs_dir: str | None = None
+    creds: str | None = None
+    timeout: float | None = None
+    quiet: bool = False
+    debug: bool = False
+
+    def deadline(self) -> Deadline:
+        """The moment by which the whole command must end."""
+        from unlade.model import Deadline
+
+        return Deadline.never() if self.timeout is None else Deadline.after(self.timeout)
+
+    def store(self) -> DirStore:
+        """The store: --store, else UNLADE_STORE, else the user's own; made where it is missing."""
+        from unlade.store import DirStore
+
+        return DirStore(self.store_directory())
+
+    def store_directory(self) -> str:
+        """Where the store is, whether it exists or not."""
+        named = self.store_path or os.environ.get(STORE_ENV)
+        if named:
+            return named
+        if os.geteuid() == 0:
+            return SYSTEM_STORE
+        data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+        return os.path.join(data, "unlade")
+
+    def registry(self, references: Iterable[Reference] = (), *, hosts: Iterable[str] = ()) -> Registry:
+        """A client for these references; --plain-http and the like apply to their registries only."""
+        from unlade.cli.connect import connect
+
+        named = frozenset(hosts) | {reference.registry for reference in references}
+        return connect(self, named)
+
+    def progress(self) -> Progress:
+        """How to show progress: bars on a terminal, lines elsewhere, nothing with --quiet."""
+        from unlade.cli.progress import make_progress
+
+        return make_progress(quiet=self.quiet)
+
+    def note(self, text: str) -> None:
+        """Say something on stderr, unless --quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    def plain_hosts(self, named: frozenset[str]) -> frozenset[str]:
+        """Registries without TLS: UNLADE_PLAIN_HTTP's, and with --plain-http those this command names."""
+        listed = os.environ.get(PLAIN_HTTP_ENV, "")
+        hosts = frozenset(host.strip() for host in listed.split(",") if host.strip())
+        return hosts | named if self.plain_http else hosts
+
+
+def pass_settings(function: Command) -> Command:
+    """Give a command the run's Settings as its first argument (it exists even without the root command)."""
+    return click.make_pass_decorator(Settings, ensure=True)(function)  # type: ignore[return-value]
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    # Only what was said: an option absent after the command must not undo the same one before it.
+    source = ctx.get_parameter_source(param.name or "")
+    if source not in (None, click.core.ParameterSource.DEFAULT) and value is not None:
+        setattr(ctx.ensure_object(Settings), param.name or "", value)
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--store",
+        "store_path",
+        metavar="DIR",
+        type=click.Path(),
+        help=f"The store [{STORE_ENV}; else the user's data directory, {SYSTEM_STORE} for root].",
+    ),
+    click.option(
+        "--plain-http",
+        is_flag=True,
+        help=f"The registries named here have no TLS (also {PLAIN_HTTP_ENV}=host:port,…).",
+    ),
+    click.option("--insecure-skip-tls-verify", is_flag=True, help="Accept any certificate. Only for a test."),
+    click.option(
+        "--ca-file", type=click.Path(), metavar="FILE", help="Certificates to trust beside the system's."
+    ),
+    click.option(
+        "--certs-dir",
+        type=click.Path(),
+        metavar="DIR",
+        help="Certificates and mirrors (hosts.toml) by host, as containerd reads them.",
+    ),
+    click.option("--creds", metavar="USER:PASSWORD", help="Credentials for this command only."),
+    click.option(
+        "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Give up then."
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="No progress and no notes on stderr."),
+    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+)
+
+
+def shared_options(function: Command) -> Command:
+    """Accept the options that mean the same everywhere; their values go to Settings."""
+    return _declare(function, hidden=_SHOWN_BY_ROOT_ONLY)
+
+
+def root_options(function: Command) -> Command:
+    """The same for the root command, whose help shows all of them."""
+    return _declare(function, hidden=frozenset())
+
+
+# Shown once, in `unlade --help`, so that a command's own options are not lost among them.
+_SHOWN_BY_ROOT_ONLY: Final = frozenset(
+    {"debug", "certs_dir", "insecure_skip_tls_verify", "ca_file", "timeout", "quiet"}
+)
+
+
+def _declare(function: Command, *, hidden: frozenset[str]) -> Command:
+    decorated: Any = function
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    # Click keeps declared options here until the command is made of them.
+    params: list[click.Option] = decorated.__click_params__
+    for param in params:
+        if param.name in Settings.__dataclass_fields__:
+            param.expose_value = False
+            param.callback = _remember
+            param.hidden = param.name in hidden
+    return decorated  # type: ignore[no-any-return]
+
+
+def output_option(*formats: str, default: str = "table") -> Callable[[Command], Command]:
+    """`-o`: always the format of what goes to stdout."""
+    choices = formats or ("table", "json", "yaml")
+    return click.option(
+        "-o",
+        "--output",
+        "output",
+        type=click.Choice(choices),
+        default=default,
+        show_default=True,
+        help="Format of the result.",
+    )
