@@ -29,7 +29,7 @@ MakeRig = Callable[..., Rig]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of rigs of their own come last, so that the shared cluster is not idle beside them."""
-    alone = {"make_rig", "two_nodes"}
+    alone = {"make_rig", "make_module_rig", "two_nodes"}
     items.sort(key=lambda item: bool(alone & set(getattr(item, "fixturenames", ()))))
 
 
@@ -75,9 +75,7 @@ def two_nodes() -> Iterator[Rig]:
     _down(rig)
 
 
-@pytest.fixture
-def make_rig() -> Iterator[MakeRig]:
-    """Start rigs with settings of the test's own: `make_rig(nodes=…, feature_gates=…, controllers=…)`."""
+def _maker() -> Iterator[MakeRig]:
     made: list[Rig] = []
 
     def make(**settings: Any) -> Rig:
@@ -88,6 +86,18 @@ def make_rig() -> Iterator[MakeRig]:
     yield make
     for rig in made:
         _down(rig)
+
+
+@pytest.fixture
+def make_rig() -> Iterator[MakeRig]:
+    """Start rigs with settings of the test's own: `make_rig(nodes=…, feature_gates=…, controllers=…)`."""
+    yield from _maker()
+
+
+@pytest.fixture(scope="module")
+def make_module_rig() -> Iterator[MakeRig]:
+    """As `make_rig`, for rigs that all tests of a module share."""
+    yield from _maker()
 
 
 @pytest.fixture
