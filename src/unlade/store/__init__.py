@@ -8,15 +8,28 @@ says what is garbage. Above it: transfer, tree, deliver. Below: the model and th
 from unlade.store.content import BlobInfo, ContentStore, Ingest, Lease, PipelinedIngest
 from unlade.store.dirstore import DirStore
 from unlade.store.failure import NoSpace, NotInStore, StoreFailure
+from unlade.store.gc import GCReport, collect, remove_image
+from unlade.store.images import ImageRecord, ImageSize, IncompleteContent
+from unlade.store.leases import LeaseEnded, LeaseInfo
+from unlade.store.mounts import MountRecord
 
 __all__ = [
     "BlobInfo",
     "ContentStore",
     "DirStore",
+    "GCReport",
+    "ImageRecord",
+    "ImageSize",
+    "IncompleteContent",
     "Ingest",
     "Lease",
+    "LeaseEnded",
+    "LeaseInfo",
+    "MountRecord",
     "NoSpace",
     "NotInStore",
     "PipelinedIngest",
     "StoreFailure",
+    "collect",
+    "remove_image",
 ]

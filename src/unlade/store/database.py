@@ -47,15 +47,20 @@ CREATE INDEX edges_by_child ON edges (child, parent);
 CREATE TABLE images (
     reference TEXT NOT NULL,
     handler TEXT NOT NULL,
-    manifest TEXT NOT NULL,         -- descriptors and platform as JSON
-    index_descriptor TEXT,
-    platform TEXT,
+    manifest TEXT NOT NULL,         -- descriptor as JSON
+    manifest_digest TEXT NOT NULL,
+    index_descriptor TEXT,          -- of the index it was chosen from, as JSON
+    index_digest TEXT,
+    platform TEXT,                  -- as JSON
     tree TEXT,
     content INTEGER NOT NULL,       -- whether every blob below the manifest is held
+    whole_index INTEGER NOT NULL,   -- whether every blob below the index is held
     created REAL NOT NULL,
     used REAL NOT NULL,
     PRIMARY KEY (reference, handler)
 ) WITHOUT ROWID;
+CREATE INDEX images_by_manifest ON images (manifest_digest);
+CREATE INDEX images_by_index ON images (index_digest);
 CREATE TABLE leases (
     id TEXT PRIMARY KEY,
     purpose TEXT NOT NULL,
@@ -73,12 +78,13 @@ CREATE TABLE grants (
 ) WITHOUT ROWID;
 CREATE INDEX grants_by_expiry ON grants (expires);
 CREATE TABLE mounts (
-    mountpoint TEXT PRIMARY KEY,
+    mountpoint TEXT NOT NULL,       -- percent-encoded: a path need not be text
     tree TEXT NOT NULL,
     boot TEXT NOT NULL,
     namespace TEXT NOT NULL,
     owner TEXT NOT NULL,            -- '' once mounted; until then who is mounting it
-    created REAL NOT NULL
+    created REAL NOT NULL,
+    PRIMARY KEY (mountpoint, tree)
 ) WITHOUT ROWID;
 """
 

@@ -21,10 +21,14 @@ from unlade.model import Deadline, Descriptor, Digest
 from unlade.store.content import BlobInfo, Lease
 from unlade.store.database import Database
 from unlade.store.failure import NotInStore, explaining
+from unlade.store.grants import Grants
+from unlade.store.images import Images
 from unlade.store.ingest import DirIngest
 from unlade.store.layout import Layout
 from unlade.store.leases import DirLease, Leases, hold
 from unlade.store.locks import KeyLocks
+from unlade.store.mounts import Mounts
+from unlade.store.recovery import recover
 from unlade.store.removal import blob_lock, delete_object
 
 # A page of a walk: large enough to be fast, small enough that no reader keeps old pages of the log alive.
@@ -39,6 +43,10 @@ class DirStore:
         self.locks = KeyLocks(self.layout.locks)
         self.database = Database(self.layout.database)
         self.leases = Leases(self.database, self.layout.owners)
+        self.images = Images(self.database, self.layout, self.locks)
+        self.grants = Grants(self.database)
+        self.mounts = Mounts(self.database, self.layout.owners, self.leases.owner.name)
+        recover(self)
 
     @property
     def path(self) -> Path:

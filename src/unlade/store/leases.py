@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 
+from unlade.errors import StoreError
 from unlade.kernel import failpoints
 from unlade.model import Digest
 from unlade.store.database import Database
@@ -31,6 +32,13 @@ class LeaseInfo:
     owner: str
     created: float
     expires: float
+
+
+class LeaseEnded(StoreError):
+    """The lease is over: nothing can be held by it any more."""
+
+    code = "lease-ended"
+    retryable = True
 
 
 class DirLease:
@@ -85,15 +93,19 @@ class Leases:
         """A lease by a chosen name that outlives this process, until released or expired."""
         return self._add(lease_id, purpose, ttl, "")
 
-    def list(self) -> list[LeaseInfo]:
+    def all(self) -> list[LeaseInfo]:
         """Every lease that is still on record, dead ones included."""
         with self._database.read() as connection:
             rows = connection.execute("SELECT id, purpose, owner, created, expires FROM leases ORDER BY id")
             return [LeaseInfo(*row) for row in rows]
 
+    def dead(self, now: float) -> list[LeaseInfo]:
+        """Leases whose time or owner is gone."""
+        return [lease for lease in self.all() if lease.expires <= now or not self._lives(lease.owner)]
+
     def end_dead(self, now: float) -> int:
         """Drop leases whose time or owner is gone, and the files of dead owners; returns how many."""
-        dead = [lease for lease in self.list() if lease.expires <= now or not self._lives(lease.owner)]
+        dead = self.dead(now)
         for lease in dead:
             with self._database.write(durable=False) as connection:
                 # One that was renewed since it was listed stays; a dead owner does not come back.
@@ -132,7 +144,12 @@ class Leases:
 
 
 def hold(connection: Connection, lease_id: str, name: str) -> bool:
-    """Inside a write transaction: let a live lease keep an object; False when the object is not there."""
+    """Inside a write transaction: let a lease keep an object; False when the object is not there.
+
+    Raises LeaseEnded: an edge from a lease that is gone would keep the object for ever.
+    """
+    if not connection.execute("SELECT 1 FROM leases WHERE id = ?", (lease_id,)).fetchone():
+        raise LeaseEnded("the lease has ended while it was needed", next_step="start again with a longer one")
     there = connection.execute("SELECT 1 FROM objects WHERE name = ?", (name,)).fetchone()
     if there:
         connection.execute("INSERT OR IGNORE INTO edges VALUES (?, ?)", (f"l:{lease_id}", name))
