@@ -167,10 +167,17 @@ class Rig:
     def restart_kubelet(
         self, node: Node, *, config: Mapping[str, Any] | None = None, image_service: Path | None = None
     ) -> None:
-        """As `start_kubelet`, for one that runs; returns when the node is Ready again."""
+        """As `start_kubelet`, for one that runs; returns when the node is Ready and knows its pods again."""
         self.stop(f"kubelet-{node.name}")
         self.start_kubelet(node, config=config, image_service=image_service)
         self.wait_node(node)
+
+        def knows_its_pods() -> bool:
+            known = self.api.request("GET", f"/api/v1/nodes/{node.name}/proxy/pods")["items"] or []
+            assigned = self.api.list("Pod", fieldSelector=f"spec.nodeName={node.name}")
+            return {p["metadata"]["uid"] for p in assigned} <= {p["metadata"]["uid"] for p in known}
+
+        until(f"the kubelet of {node.name} knows its pods", knows_its_pods)
 
     def restart_containerd(self, node: Node, *, grace: float = 10) -> None:
         """Restart a node's containerd with its present configuration; running containers go on."""

@@ -226,15 +226,15 @@ def remove_tree(directory: Path) -> None:
     """Delete a directory; refuses while something is mounted below it, as it would delete what is mounted."""
     if mounts_below(directory):
         raise RigError(f"{directory} has mounts; it is not deleted")
-    for _ in range(5):  # a dying process may still write
-        with suppress(FileNotFoundError):
-            try:
-                shutil.rmtree(directory)
-            except OSError:
-                time.sleep(0.1)
-                continue
-        return
-    shutil.rmtree(directory)
+    for attempt in range(5):
+        if not directory.exists():
+            return
+        try:
+            shutil.rmtree(directory)
+        except OSError:  # a dying process may still write
+            if attempt == 4:
+                raise
+            time.sleep(0.1)
 
 
 def network_namespaces() -> set[str]:

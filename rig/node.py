@@ -156,8 +156,7 @@ default_runtime_name = "{HANDLERS[0]}"
             },
         }
         plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
-        # The name is part of libcni's cache file names: cleaning finds them by it.
-        config = {"cniVersion": "1.0.0", "name": f"unlade-{self.rig}-{self.name}", "plugins": plugins}
+        config = {"cniVersion": "1.0.0", "name": f"unlade-{self.rig}", "plugins": plugins}
         (directory / "10-rig.conflist").write_text(json.dumps(config, indent=1))
 
     def _kubelet_config(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -105,8 +106,8 @@ class State:
         machine.unmount_below(self.directory)
         machine.remove_network(self.netns, self.link)
         machine.remove_cgroup(self.name)
-        _remove_foreign_traces(self)
         machine.remove_tree(self.sockets)
+        _remove_foreign_traces(self)
         machine.remove_tree(self.directory)
 
 
@@ -123,11 +124,25 @@ def _remove_foreign_traces(state: State) -> None:
     _unlink_where(
         Path("/var/log/containers"), lambda path: os.readlink(path).startswith(f"{state.directory}/")
     )
-    # libcni caches each attachment's result here; the network's name is part of the file's name.
-    _unlink_where(Path("/var/lib/cni/results"), lambda path: path.name.startswith(f"unlade-{state.name}-"))
-    for directory in ("/var/log/containers", "/var/lib/cni/results", "/var/lib/cni"):
+    # libcni caches each attachment here; the pod's network namespace, a path of ours, is in the file.
+    _unlink_where(Path("/var/lib/cni/results"), lambda path: f"{state.directory}/" in path.read_text())
+    # Every kubelet listens here for device plugins, whatever its root directory; the last one takes it over.
+    devices = Path("/var/lib/kubelet/device-plugins")
+    if not [other for other in every() if other.name != state.name] and not _listens(
+        devices / "kubelet.sock"
+    ):
+        _unlink_where(devices, lambda path: path.name.startswith("kubelet"))
+    for directory in (
+        *("/var/log/containers", "/var/lib/cni/results", "/var/lib/cni"),
+        *("/var/lib/kubelet/device-plugins", "/var/lib/kubelet", str(state.sockets.parent)),
+    ):
         with suppress(OSError):  # only when empty: others may use it
             os.rmdir(directory)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _unlink_where(directory: Path, ours: Callable[[Path], bool]) -> None:
