@@ -4,6 +4,7 @@
 no overlay can be mounted. Called by `deliver`; stands on `store` for records and on `unpack` for content.
 """
 
+from unlade.tree.context import needs_context, resolve_context
 from unlade.tree.dirtrees import DirStaging, DirTrees, Scratch
 from unlade.tree.merge import DanglingLink, merge_into
 from unlade.tree.trees import Staging, Tree, TreeKey, TreeStore
@@ -18,4 +19,6 @@ __all__ = [
     "TreeKey",
     "TreeStore",
     "merge_into",
+    "needs_context",
+    "resolve_context",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from unlade.store.failure import NotInStore, explaining
 from unlade.store.layout import sync_directory
 from unlade.store.leases import hold
 from unlade.store.removal import delete_object, empty_trash, tree_lock
+from unlade.tree.attributes import copy_attributes
 from unlade.tree.listing import Listing
 from unlade.tree.merge import merge_into
 from unlade.tree.trees import Tree, TreeKey
@@ -36,11 +37,18 @@ from unlade.unpack.policy import Unpacked
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class TreeDetail(msgspec.Struct, frozen=True):
-    """What a tree's record says beside its size."""
+class TreeDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a tree's record says beside the bytes it holds itself.
+
+    `total` is the size of a stack, whose layers hold the bytes; `own_root`: a stack has a directory of its
+    own on top, for the attributes of its root; `has_root`: a layer's archive had an entry for its root.
+    """
 
     entries: int
     layers: tuple[str, ...] = ()
+    total: int = 0
+    own_root: bool = False
+    has_root: bool = True
 
 
 @dataclass(slots=True)
@@ -102,7 +110,13 @@ class DirStaging:
         failpoints.reach("tree.stage.merged")
 
     def commit(
-        self, *, size: int, entries: int = 0, layers: Sequence[TreeKey] = (), key: TreeKey | None = None
+        self,
+        *,
+        size: int,
+        entries: int = 0,
+        layers: Sequence[TreeKey] = (),
+        key: TreeKey | None = None,
+        has_root: bool = True,
     ) -> Tree:
         """Sync, rename, sync, record; see the module."""
         key = key or self._key
@@ -110,10 +124,14 @@ class DirStaging:
         if found:
             # A layer that depends on those below was made under its own name by somebody else before us.
             return found
+        detail = TreeDetail(entries, has_root=has_root)
         with explaining(f"commit the tree {key}"):
-            if not layers:
+            if layers:
+                own_root = self._adopt_root(layers)
+                detail = TreeDetail(entries, tuple(map(str, layers)), total=size, own_root=own_root)
+            if not layers or detail.own_root:
                 self._settle(key)
-        tree = self._trees.record(key, size=size, entries=entries, layers=layers, lease=self._lease)
+        tree = self._trees.record(key, detail, size=0 if layers else size, lease=self._lease)
         failpoints.reach("tree.commit.recorded")
         return tree
 
@@ -127,6 +145,24 @@ class DirStaging:
             os.close(self.dirfd)
             self.files_out.close()
             self.dirfd = -1
+
+    def _adopt_root(self, layers: Sequence[TreeKey]) -> bool:
+        """Give the staged root the attributes that the stack's root has; False when overlay does that.
+
+        Overlay takes them from the topmost layer. Few layers have an entry for their root, and keying
+        those without one by their parents would end all sharing: an empty directory on top costs less.
+        """
+        rooted = [layer for layer in dict.fromkeys(layers) if self._trees.detail(layer).has_root]
+        if not rooted or layers[-1] in rooted:
+            return False
+        source = os.open(
+            self._trees.store.layout.tree(max(rooted, key=_last_index(layers))) / "root", _DIRECTORY
+        )
+        try:
+            copy_attributes(source, self.dirfd, os.fstat(source))
+        finally:
+            os.close(source)
+        return True
 
     def _settle(self, key: TreeKey) -> None:
         layout = self._trees.store.layout
@@ -160,9 +196,15 @@ class DirTrees:
             row = connection.execute(
                 "SELECT size, detail FROM objects WHERE name = ?", (f"t:{key}",)
             ).fetchone()
+        return self._tree(key, row[0], msgspec.json.decode(row[1], type=TreeDetail)) if row else None
+
+    def detail(self, key: TreeKey) -> TreeDetail:
+        """What a tree's record says; raises NotInStore."""
+        with self.store.database.read() as connection:
+            row = connection.execute("SELECT detail FROM objects WHERE name = ?", (f"t:{key}",)).fetchone()
         if row is None:
-            return None
-        return self._tree(key, row[0], msgspec.json.decode(row[1], type=TreeDetail))
+            raise _missing(key)
+        return msgspec.json.decode(row[0], type=TreeDetail)
 
     @contextmanager
     def stage(
@@ -194,34 +236,39 @@ class DirTrees:
         """Where the file list of a single-directory tree lies."""
         return self.store.layout.tree(key) / "files"
 
-    def record(
-        self, key: TreeKey, *, size: int, entries: int, layers: Sequence[TreeKey], lease: Lease | None
-    ) -> Tree:
+    def record(self, key: TreeKey, detail: TreeDetail, *, size: int, lease: Lease | None) -> Tree:
         """Make a tree valid: its directory, if it has one, is in place and synced. Called by commit."""
         name = f"t:{key}"
-        detail = TreeDetail(entries, tuple(str(layer) for layer in layers))
+        layers = [f"t:{layer}" for layer in dict.fromkeys(detail.layers)]
         with self.store.database.write() as connection:
-            for layer in set(layers):
-                if not connection.execute("SELECT 1 FROM objects WHERE name = ?", (f"t:{layer}",)).fetchone():
-                    raise NotInStore(
-                        f"the layer {layer} of the tree {key} is not in the store",
-                        next_step="hold the layers by a lease while the tree is made",
-                    )
+            for layer in layers:
+                if not connection.execute("SELECT 1 FROM objects WHERE name = ?", (layer,)).fetchone():
+                    raise _missing(Digest.parse(layer[2:]))
             connection.execute(
                 "INSERT INTO objects (name, size, created, detail) VALUES (?, ?, ?, ?)",
                 (name, size, time.time(), msgspec.json.encode(detail).decode()),
             )
-            connection.executemany(
-                "INSERT OR IGNORE INTO edges VALUES (?, ?)", [(name, f"t:{layer}") for layer in layers]
-            )
+            connection.executemany("INSERT INTO edges VALUES (?, ?)", [(name, layer) for layer in layers])
             if lease is not None:
                 hold(connection, lease.id, name)
         return self._tree(key, size, detail)
 
     def _tree(self, key: TreeKey, size: int, detail: TreeDetail) -> Tree:
         layout = self.store.layout
-        if detail.layers:
-            layers = tuple(layout.tree(Digest.parse(layer)) / "root" for layer in detail.layers)
-            return Tree(key, None, layers, size, detail.entries)
         path = layout.tree(key) / "root"
-        return Tree(key, path, (path,), size, detail.entries)
+        if not detail.layers:
+            return Tree(key, path, (path,), size, detail.entries)
+        # A layer that occurs twice says nothing new further down, and overlay refuses the same one twice.
+        topmost = reversed(dict.fromkeys(reversed(detail.layers)))
+        layers = tuple(layout.tree(Digest.parse(layer)) / "root" for layer in topmost)
+        return Tree(key, None, (*layers, path) if detail.own_root else layers, detail.total, detail.entries)
+
+
+def _last_index(layers: Sequence[TreeKey]) -> Callable[[TreeKey], int]:
+    return {layer: index for index, layer in enumerate(layers)}.__getitem__
+
+
+def _missing(key: TreeKey) -> NotInStore:
+    return NotInStore(
+        f"the tree {key} is not in the store", next_step="hold layers by a lease while their stack is made"
+    )

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from unlade.unpack import filelist
-from unlade.unpack.filelist import CorruptFileList, FileListWriter, FileRecord
+from unlade.unpack.filelist import FileListWriter, FileRecord
 from unlade.unpack.policy import Unpacked
 
 
@@ -57,16 +57,12 @@ class Listing:
             self.add(FileRecord("h", name.decode("latin-1"), target=target.decode("latin-1")))
 
     def add(self, record: FileRecord) -> None:
-        """Apply one record; CorruptFileList for a hard link to nothing."""
+        """Apply one record. A hard link to what is not (or not yet) listed stays one."""
         name = record.path
         if record.type == "h":
             target = self.get(record.link_target)
-            if target is None:
-                raise CorruptFileList(
-                    f"the file list links {record.name!r} to {record.target!r}, which it does not hold",
-                    next_step="remove the tree and pull it again",
-                )
-            record = msgspec.structs.replace(target, name=record.name)
+            if target is not None:
+                record = msgspec.structs.replace(target, name=record.name)
         if record.type != "d" and name in self._records:
             self._end_below(name)
         self._clock += 1

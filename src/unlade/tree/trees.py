@@ -51,12 +51,19 @@ class Staging(Protocol):
         """Takes the tree's file list, one record per entry (unpack.filelist)."""
 
     def commit(
-        self, *, size: int, entries: int = 0, layers: Sequence[TreeKey] = (), key: TreeKey | None = None
+        self,
+        *,
+        size: int,
+        entries: int = 0,
+        layers: Sequence[TreeKey] = (),
+        key: TreeKey | None = None,
+        has_root: bool = True,
     ) -> Tree:
-        """Sync, make visible, record. With `layers` (lowest first) the tree is that stack and no directory.
+        """Sync, make visible, record. With `layers` (lowest first) the tree is that stack.
 
         `key` commits under another name than the one staged, for a layer that turned out to depend on
-        those below it.
+        those below it. `has_root` False: a layer whose archive had no entry for its root, which then looks
+        as the layers below it say.
         """
 
 
