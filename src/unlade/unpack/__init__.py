@@ -1,0 +1,36 @@
+"""Bytes in, safe tree out: tar streams, compression, whiteouts, caps (hostile content stops here).
+
+`unpack` writes an archive beneath a directory descriptor; `WorkerPool` does the same in processes that can
+do nothing else; `write_file` is for raw blobs. Nothing here knows registries, stores or plans.
+"""
+
+from unlade.unpack.archive import unpack
+from unlade.unpack.policy import RULES_VERSION, Limits, Unpacked, UnpackPolicy
+from unlade.unpack.raw import write_file
+from unlade.unpack.refusals import (
+    CannotWrite,
+    CorruptStream,
+    LimitExceeded,
+    MalformedArchive,
+    UnsafeLink,
+    UnsafeName,
+    UnsupportedEntry,
+    WorkerDied,
+)
+
+__all__ = [
+    "RULES_VERSION",
+    "CannotWrite",
+    "CorruptStream",
+    "LimitExceeded",
+    "Limits",
+    "MalformedArchive",
+    "UnpackPolicy",
+    "Unpacked",
+    "UnsafeLink",
+    "UnsafeName",
+    "UnsupportedEntry",
+    "WorkerDied",
+    "unpack",
+    "write_file",
+]

@@ -1,0 +1,87 @@
+"""Whiteouts: how a layer says that something below it is gone (image-spec, "Whiteouts").
+
+`.wh.name` hides one name of lower layers, `.wh..wh..opq` everything lower layers have in that directory.
+Neither touches what its own layer holds, in whatever order the entries come: they are collected, and
+settled once at the end, in linear time. In overlay form a whiteout is a character device 0:0 and an opaque
+directory has `trusted.overlay.opaque`; in record form nothing is written and the lists are the result.
+Used by the writer for images only; in an artifact such names are plain data.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from unlade.kernel import files
+from unlade.unpack.refusals import UnsafeName, show
+
+if TYPE_CHECKING:
+    from unlade.model.deadline import Deadline
+    from unlade.unpack.places import Places
+
+MARK: Final = b".wh."
+_OPAQUE: Final = b".wh..wh..opq"
+# What aufs kept for itself and old Docker versions packed along: nothing of the image.
+_AUFS: Final = (b".wh..wh.aufs", b".wh..wh.orph", b".wh..wh.plnk")
+_OPAQUE_XATTR: Final = "trusted.overlay.opaque"
+
+
+class Whiteouts:
+    """The whiteouts of one layer."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.hidden: dict[bytes, None] = {}
+        self.opaque: dict[bytes, None] = {}
+
+    def take(self, raw: bytes, unsafe_parent: bytes, name: bytes) -> bool:
+        """Whether an entry was a whiteout and is done with; raises UnsafeName for a malformed one."""
+        parts = self._places.parts(raw)
+        if parts[0] in _AUFS:
+            return True
+        if any(part.startswith(MARK) for part in parts[:-1]):
+            raise UnsafeName(f"{show(raw)} lies below a whiteout")
+        if not name.startswith(MARK):
+            return False
+        parent = self._places.canonical(unsafe_parent)
+        if name == _OPAQUE:
+            self.opaque[self._places.note(parent[:-1])] = None
+            return True
+        hidden = name[len(MARK) :]
+        # `.wh.`, `.wh..` and `.wh...` would hide a directory's own name; a whiteout of a whiteout is none.
+        if hidden in (b"", b".", b"..") or hidden.startswith(MARK):
+            raise UnsafeName(f"{show(raw)} is no valid whiteout")
+        self.hide(parent + hidden)
+        return True
+
+    def hide(self, path: bytes) -> None:
+        """Hide one name of lower layers."""
+        self.hidden[self._places.note(path)] = None
+
+    def settle(self, deadline: Deadline) -> Iterator[bytes]:
+        """Put them into overlayfs's form; yields the names of the nodes that were made."""
+        for path in self.hidden:
+            deadline.check()
+            parent, _, name = path.rpartition(b"/")
+            place = self._places.exact(parent, make=True)
+            if place is None:
+                continue  # this layer has a link or file where the parent was: nothing is left to hide
+            try:
+                mode = os.stat(name, dir_fd=place.fd, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                files.make_whiteout(place.fd, name)
+                yield path
+            else:
+                # The layer has the name itself. A directory must not merge with the one it replaces.
+                if stat.S_ISDIR(mode):
+                    self._mark_opaque(path)
+        for path in self.opaque:
+            deadline.check()
+            self._mark_opaque(path)
+
+    def _mark_opaque(self, path: bytes) -> None:
+        place = self._places.exact(path, make=True)
+        if place is not None:
+            os.setxattr(place.fd, _OPAQUE_XATTR, b"y")
