@@ -1,4 +1,4 @@
-"""A token server as registries use them (distribution's token authentication): GET with Basic, or OAuth2 POST.
+"""A token server as registries use them (distribution's token authentication): Basic GET or OAuth2 POST.
 
 Invariant: a token grants what was asked for, cut down to what the user may do, and nothing else; `grants`
 tells the registry what each token carries. Tests change `users`, `rights`, `anonymous` and the fault hooks.

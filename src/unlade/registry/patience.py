@@ -1,0 +1,133 @@
+"""How long one exchange may take: the socket reader that a hostile or dead server cannot hold.
+
+http.client reads through `io.BufferedReader`; we put our own raw reader below it. Every receive wakes up
+once a second, looks at the caller's deadline (so `cancel` works while the server is silent), limits the
+time until the headers are complete however slowly they drip, and judges the body's rate over windows of
+waiting time. Time that the *consumer* spends between reads does not count: a slow disk is not a slow
+server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import threading
+import time
+from typing import Any, Final
+
+from unlade.model import Deadline
+from unlade.registry.config import RegistryConfig
+from unlade.registry.errors import TooSlow
+
+# How often a blocked read looks at the deadline: a cancel is seen within this time.
+_TICK: Final = 1.0
+# Small reads (headers, chunk sizes) come from this buffer; larger ones go past it, straight to the caller.
+_BUFFER: Final = 64 << 10
+
+
+class Patience:
+    """The limits of one exchange, and how much of them is used up."""
+
+    __slots__ = ("_answer_by", "_got", "_min_rate", "_waited", "_window", "deadline", "url")
+
+    def __init__(self, config: RegistryConfig, deadline: Deadline, url: str) -> None:
+        self.deadline = deadline
+        self.url = url
+        self._min_rate = config.min_rate
+        self._window = config.rate_window
+        self._answer_by: float | None = None
+        self._got = 0
+        self._waited = 0.0
+
+    def await_answer(self, seconds: float) -> None:
+        """From now on, the headers must be complete within so many seconds."""
+        self._answer_by = time.monotonic() + seconds
+
+    def await_body(self) -> None:
+        """The headers are here; from now on the rate counts."""
+        self._answer_by = None
+
+    def tick(self) -> float:
+        """The socket timeout for one receive."""
+        left = self.deadline.remaining()
+        tick = min(_TICK, self._window) if left is None else min(_TICK, self._window, left)
+        return max(tick, 0.01)
+
+    def judge(self, waited: float, got: int) -> None:
+        """Account for one receive; raises TooSlow or DeadlineExceeded."""
+        self.deadline.check()
+        if self._answer_by is not None:
+            if time.monotonic() > self._answer_by:
+                raise TooSlow(
+                    f"no complete answer in time from {self.url}",
+                    next_step="check the registry's health, or allow more time",
+                )
+            return
+        self._got += got
+        self._waited += waited
+        if self._waited >= self._window:
+            if self._got < self._min_rate * self._waited:
+                raise TooSlow(
+                    f"{self.url} sends less than {self._min_rate} bytes a second",
+                    next_step="try again, or use a mirror",
+                )
+            self._got, self._waited = 0, 0.0
+
+
+# The patience of the exchange that this thread is making: http.client builds its response object itself and
+# gives us no way to hand it over.
+_current = threading.local()
+
+
+def set_current(patience: Patience | None) -> None:
+    """Name the patience for responses that this thread opens from now on."""
+    _current.patience = patience
+
+
+def current() -> Patience | None:
+    """The patience of this thread's exchange."""
+    return getattr(_current, "patience", None)
+
+
+class _PatientSocket(io.RawIOBase):
+    """Reads a socket under a Patience; keeps the socket alive as `socket.SocketIO` does."""
+
+    def __init__(self, sock: socket.socket, holder: io.RawIOBase, patience: Patience) -> None:
+        self._sock = sock
+        # http.client closes the connection's socket before a `Connection: close` body is read; the SocketIO
+        # it made holds a reference that defers the real close until this object is closed.
+        self._holder = holder
+        self._patience = patience
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        patience = self._patience
+        while True:
+            self._sock.settimeout(patience.tick())
+            started = time.monotonic()
+            try:
+                got = self._sock.recv_into(buffer)
+            except TimeoutError:
+                patience.judge(time.monotonic() - started, 0)
+                continue
+            patience.judge(time.monotonic() - started, got)
+            return got
+
+    def close(self) -> None:
+        if not self.closed:
+            self._holder.close()
+        super().close()
+
+
+class PatientResponse(http.client.HTTPResponse):
+    """An http.client response that reads through the current Patience."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        patience = current()
+        if patience is not None:
+            holder = self.fp.detach()
+            self.fp = io.BufferedReader(_PatientSocket(sock, holder, patience), _BUFFER)
