@@ -20,8 +20,9 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from unlade.kernel import failpoints
@@ -212,7 +213,7 @@ def _count(report: GCReport, name: str, size: int) -> None:
 
 def _sweep_partials(store: DirStore, report: GCReport, before: float) -> None:
     with explaining("remove old partial downloads"):
-        for entry in os.scandir(store.layout.ingest):
+        for entry in _entries(store.layout.ingest):
             try:
                 if entry.stat(follow_symlinks=False).st_mtime > before:
                     continue
@@ -232,13 +233,13 @@ def _sweep_strays(store: DirStore, report: GCReport, deadline: Deadline) -> None
     """Files and directories whose record was never written, or is gone: a crash left them."""
     with explaining("remove files without a record"):
         for directory in store.layout.blob_directories():
-            for entry in os.scandir(directory):
+            for entry in _entries(directory):
                 deadline.check()
                 name = f"b:{directory.name}:{entry.name}"
                 if not _recorded(store, name):
                     lock = f"blob-{directory.name}-{entry.name}"
                     report.strays += _remove_stray(store, name, lock, entry.path)
-        for entry in os.scandir(store.layout.trees):
+        for entry in _entries(store.layout.trees):
             deadline.check()
             try:
                 key = from_file_name(entry.name)
@@ -257,6 +258,11 @@ def _remove_stray(store: DirStore, name: str, lock: str, path: str) -> int:
         removed = store.layout.discard(store.layout.root / path) is not None
         failpoints.reach("store.gc.stray-removed")
         return int(removed)
+
+
+def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        yield from entries
 
 
 def _recorded(store: DirStore, name: str) -> bool:

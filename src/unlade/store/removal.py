@@ -84,7 +84,7 @@ def free_names(store: DirStore, names: Iterable[str]) -> Iterator[list[str]]:
 def empty_trash(layout: Layout) -> None:
     """Delete what is out of sight; any number of threads and processes may do so at once."""
     with explaining("empty the trash"):
-        if not any(os.scandir(layout.trash)):
+        if not os.listdir(layout.trash):
             return
         fd = os.open(layout.trash, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
