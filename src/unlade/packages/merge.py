@@ -1,0 +1,538 @@
+"""Three-way merge of one resource, field by field, with kpt's outcomes and a reason for each.
+
+The rules, with base/local/upstream: a change on one side is taken; where both changed, upstream's value
+wins; a field that upstream deleted goes; null on either side removes a field; a map that local deleted comes
+back with what upstream changed in it; lists merge by key where the API names one (listkeys) and are one
+value elsewhere; text is compared, so `1` and `"1"` are equal, and a new value is written in local's
+quoting. Local's tree is edited in place, so every byte that no rule touches stays. Every place where a side
+differs from the base becomes a Decision. Callers: resources (KRM files) and kptmerge (the Kptfile).
+"""
+
+from dataclasses import dataclass, field
+
+from unlade.errors import InvalidInput
+from unlade.packages.decisions import Decision, OnConflict, Taken
+from unlade.packages.keyed import KeyedMerge
+from unlade.packages.listkeys import SHAPES, Shape, shape_of
+from unlade.packages.yamltext import Alias, Entry, Item, Map, Node, Scalar, Seq, clone, render_scalar, shift
+from unlade.packages.yamltext.nodes import clone_entry, comments_in, inline, render_entry
+
+Part = Entry | Item
+_EMPTY = ("{}", "[]")
+# Always in this order: local, base, upstream.
+Parts = tuple[Part | None, Part | None, Part | None]
+Nodes = tuple[Node | None, Node | None, Node | None]
+Outcome = tuple[Node | None, bool]
+
+
+class KindClash(InvalidInput):
+    """A field is a mapping on one side and a list or a scalar on another: nobody can merge that."""
+
+    code = "kind-clash"
+
+
+def _gone(node: Node | None) -> bool:
+    return node is None or node.null
+
+
+def canonical(node: Node, *, flow_matters: bool) -> object:
+    """The node with comments, quoting and order, without blank lines and columns: what kpt compares."""
+    if isinstance(node, Scalar):
+        return ("s", node.value, node.style, node.null, node.props)
+    if isinstance(node, Alias):
+        return ("a", node.raw)
+    flow = node.flow is not None and flow_matters
+    if isinstance(node, Map):
+        return (
+            "m",
+            flow,
+            node.props,
+            tuple(
+                [
+                    (
+                        comments_in(entry.lead),
+                        entry.key.value,
+                        entry.key.style,
+                        canonical(entry.value, flow_matters=flow_matters),
+                        entry.comment.strip(),
+                        comments_in(entry.foot),
+                    )
+                    for entry in node.entries
+                ]
+            ),
+        )
+    return (
+        "l",
+        flow,
+        node.props,
+        tuple(
+            [
+                (
+                    comments_in(item.lead),
+                    canonical(item.value, flow_matters=flow_matters),
+                    item.comment.strip(),
+                    comments_in(item.foot),
+                )
+                for item in node.items
+            ]
+        ),
+    )
+
+
+def same_text(left: Node, right: Node) -> bool:
+    """Equal for kpt: same values, comments, quoting and order."""
+    return canonical(left, flow_matters=True) == canonical(right, flow_matters=True)
+
+
+def _same(left: Node | None, right: Node | None) -> bool:
+    """Equal as a list is compared: outer style ignored, inner quoting not."""
+    if left is None or right is None:
+        return left is right
+    return _values(left) == _values(right)
+
+
+def _values(node: Node) -> object:
+    shape = canonical(node, flow_matters=False)
+    return shape[3] if isinstance(shape, tuple) and shape[0] in ("m", "l") else shape
+
+
+def plain(node: Node | None) -> object:
+    """The bare values: text, None, lists and dicts."""
+    if node is None or node.null:
+        return None
+    if isinstance(node, Map):
+        return {entry.name: plain(entry.value) for entry in node.entries}
+    if isinstance(node, Seq):
+        return [plain(item.value) for item in node.items]
+    return node.value
+
+
+def _show(node: Node | None) -> str | None:
+    return None if node is None else inline(node) or "null"
+
+
+@dataclass(slots=True)
+class FieldMerge:
+    """One resource's merge; `infer` merges lists of named mappings without a schema (the Kptfile's way)."""
+
+    where: str
+    policy: OnConflict = "kpt"
+    infer: bool = False
+    decisions: list[Decision] = field(default_factory=list)
+    # Grows with every edit; a flow collection whose count moved is written anew.
+    edits: int = 0
+
+    def root(self, local: Map, base: Map | None, upstream: Map) -> None:
+        """Merge into local, in place."""
+        self._map(local, base, upstream, self._shape(None, local, base, upstream), "", 0)
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def _note(self, path: str, taken: Taken, reason: str, nodes: Nodes, *, conflict: bool) -> None:
+        local, base, upstream = (_show(node) for node in nodes)
+        self.decisions.append(Decision(self.where, path, taken, conflict, reason, base, local, upstream))
+
+    def _record(self, path: str, nodes: Nodes, takes_upstream: bool) -> bool:
+        """Record one leaf's decision; returns whether upstream is taken once the policy has spoken."""
+        local, base, upstream = nodes
+        values = (plain(local), plain(base), plain(upstream))
+        mine = values[0] != values[1] or (local is None) != (base is None)
+        theirs = values[2] != values[1] or (upstream is None) != (base is None)
+        if not mine and not theirs:
+            return takes_upstream
+        if mine and theirs:
+            if values[0] == values[2] and (local is None) == (upstream is None):
+                self._note(path, "both", "the same change on both sides", nodes, conflict=False)
+                return takes_upstream
+            if self.policy == "local":
+                takes_upstream = False
+            elif self.policy == "upstream":
+                takes_upstream = True
+            taken: Taken = "upstream" if takes_upstream else "local"
+            if self.policy == "markers":
+                taken = "markers"
+            self._note(path, taken, f"changed on both sides, {taken} taken", nodes, conflict=True)
+        elif mine:
+            reason = "changed locally only" if not takes_upstream else "removed locally, null or emptied here"
+            self._note(path, "upstream" if takes_upstream else "local", reason, nodes, conflict=False)
+        else:
+            taken = "upstream" if takes_upstream else "local"
+            self._note(path, taken, "changed upstream only", nodes, conflict=False)
+        return takes_upstream
+
+    @staticmethod
+    def _check(kind: str, path: str, nodes: Nodes) -> None:
+        names = {"map": "a mapping", "seq": "a list", "scalar": "a scalar"}
+        for node in nodes:
+            if node is not None and not node.null and node.kind != kind:
+                raise KindClash(
+                    f"{path or 'the document'}: {names[kind]} on one side, {names[node.kind]} on another",
+                    next_step="make the two sides agree, or update with --strategy force-delete-replace",
+                )
+
+    def _shape(self, known: Shape | None, *nodes: Node | None) -> Shape | None:
+        """The shape handed down, else the one of an object that carries its own type."""
+        if known:
+            return known
+        for node in nodes:
+            if isinstance(node, Map):
+                version, kind = node.get("apiVersion"), node.get("kind")
+                if version is not None and kind is not None:
+                    found = shape_of(str(plain(version.value)), str(plain(kind.value)))
+                    if found is not None:
+                        return found
+        return known
+
+    # -- the three kinds: each returns the value to keep and whether it is upstream's --------
+
+    def _value(
+        self, parts: Parts, keys: tuple[str, ...] | None, shape: Shape | None, path: str, indent: int
+    ) -> Outcome:
+        """The merged value of one field or element; None removes it."""
+        local, _base, upstream = nodes = _nodes(parts)
+        kinds = [node.kind for node in nodes if node is not None and not node.null]
+        if not kinds:
+            if local is not None:
+                self._note(path, "merged", "null fields are dropped", nodes, conflict=False)
+            return None, False
+        if "alias" in kinds:
+            return self._opaque(nodes, path)
+        self._check(kinds[0], path, nodes)
+        if kinds[0] == "scalar":
+            return self._scalar(parts, path)
+        if kinds[0] == "map":
+            null = (local is not None and local.null) or (upstream is not None and upstream.null)
+            maps = [node if isinstance(node, Map) else None for node in nodes]
+            shape = self._shape(shape, *nodes)
+            return self._map(maps[0], maps[1], maps[2], shape, path, indent, null=null), False
+        if keys is None and self.infer and shape is None:
+            keys = self._inferred(nodes, path)
+        if keys is not None:
+            return self._keyed(nodes, keys, shape, path, indent), False
+        return self._list(nodes, path, indent)
+
+    def _opaque(self, nodes: Nodes, path: str) -> Outcome:
+        """A field with an alias on some side: one value, never looked into."""
+        local, base, upstream = nodes
+        if not self._record(path, nodes, not _same(base, upstream)):
+            return local, False
+        if local is not None and upstream is not None and _same(local, upstream):
+            return local, False
+        return (clone(upstream) if upstream is not None else None), True
+
+    def _scalar(self, parts: Parts, path: str) -> Outcome:
+        local, base, upstream = nodes = _nodes(parts)
+        if (upstream is not None and upstream.null) or (local is not None and local.null):
+            self._record(path, nodes, upstream is not None and upstream.null)
+            return None, False
+        if _gone(upstream) or _gone(base):
+            takes = _gone(upstream) != _gone(base)
+        else:
+            marks = [None if part is None else (part.value.value, _remarks(part)) for part in parts]  # type: ignore[union-attr]
+            takes = ((local is None or marks[0] == marks[1]) and marks[1] != marks[2]) or (
+                plain(upstream) != plain(base)
+            )
+        if not self._record(path, nodes, takes):
+            return local, False
+        if not isinstance(upstream, Scalar):
+            return None, True
+        return self._restyled(local, upstream), True
+
+    def _restyled(self, local: Node | None, upstream: Scalar) -> Scalar:
+        """Upstream's scalar in local's quoting, as kpt writes it."""
+        if not isinstance(local, Scalar):
+            return Scalar(upstream.raw, upstream.value, upstream.style, upstream.null, upstream.props)
+        if local.value == upstream.value:
+            return local
+        fresh = Scalar(upstream.raw, upstream.value, upstream.style, upstream.null, upstream.props)
+        blocks = {local.style, fresh.style} & {"|", ">"} or "\n" in fresh.raw
+        if local.style != fresh.style and not blocks:
+            text = fresh.style != "" or "!!str" in fresh.props
+            fresh.raw = render_scalar(fresh.value, local.style, text=text, parent_indent=0)
+            fresh.style = fresh.raw[0] if fresh.raw[:1] in ("'", '"') else ""
+        return fresh
+
+    def _list(self, nodes: Nodes, path: str, indent: int) -> Outcome:
+        """A list without merge keys: one value, upstream's where upstream changed it."""
+        local, base, upstream = nodes
+        if (upstream is not None and upstream.null) or (local is not None and local.null):
+            self._record(path, nodes, upstream is not None and upstream.null)
+            return None, False
+        takes = _gone(upstream) != _gone(base)
+        if not _gone(upstream) and not _gone(base):
+            takes = not _same(upstream, base)
+        if not self._record(path, nodes, takes):
+            return local, False
+        if upstream is None or (local is not None and same_text(local, upstream)):
+            return (local if upstream is not None else None), True
+        fresh = clone(upstream)
+        assert isinstance(fresh, Seq)  # kinds were checked
+        if fresh.flow is None:
+            column = local.indent if isinstance(local, Seq) and local.flow is None else indent
+            shift(fresh, column - fresh.indent)
+        return fresh, True
+
+    def _kept_whole(self, local: Node | None, base: Node | None, upstream: Node | None, path: str) -> bool:
+        """Under --on-conflict local: a whole collection deleted on one side and changed on the other."""
+        if self.policy != "local" or base is None:
+            return False
+        edited = local if upstream is None else upstream
+        if (local is None) == (upstream is None) or edited is None or plain(edited) == plain(base):
+            return False
+        reason = "deleted on one side, changed on the other, local kept"
+        self._note(path, "local", reason, (local, base, upstream), conflict=True)
+        return True
+
+    def _map(
+        self,
+        local: Map | None,
+        base: Map | None,
+        upstream: Map | None,
+        shape: Shape | None,
+        path: str,
+        indent: int,
+        *,
+        null: bool = False,
+    ) -> Map | None:
+        nodes = (local, base, upstream)
+        if null:
+            self._note(path, "merged", "null removes the mapping", nodes, conflict=False)
+            return None
+        if local is None and upstream is None:
+            return None
+        if self._kept_whole(local, base, upstream, path):
+            return local
+        node = local if local is not None else Map([], indent)
+        if local is None and base is not None:
+            reason = "removed locally, but upstream still has the mapping"
+            self._note(path, "upstream", reason, nodes, conflict=False)
+        elif upstream is None and base is not None and path:
+            self._note(path, "upstream", "removed upstream; local additions stay", nodes, conflict=False)
+        before = self.edits
+        if not node.entries:
+            # An empty `{}` that gains fields is written as a block.
+            node.indent = indent
+        names = set(node.names())
+        for other in (base, upstream):
+            if other is not None:
+                names.update(other.names())
+        for name in sorted(names):
+            self._field(node, base, upstream, shape, path, name)
+        if node.flow is not None and self.edits != before:
+            node.flow = None if node.flow in _EMPTY and node.entries else ""
+        if local is None:
+            self.edits += 1
+            if not node.entries and self.policy == "local" and base is not None:
+                return None
+        return node
+
+    def _field(
+        self, node: Map, base: Map | None, upstream: Map | None, shape: Shape | None, path: str, name: str
+    ) -> None:
+        """Merge one field of a mapping and put the outcome into it."""
+        mine = node.get(name)
+        old = base.get(name) if base is not None else None
+        new = upstream.get(name) if upstream is not None else None
+        keys, below = shape.get(name, (None, "")) if shape else (None, "")
+        where = f"{path}.{name}" if path else name
+        before = render_entry(mine, node.indent) if mine is not None and self.policy == "markers" else ""
+        count = len(self.decisions)
+        step = 2
+        if upstream is not None and new is not None and isinstance(new.value, Map | Seq):
+            blocks = new.value.flow is None and upstream.flow is None
+            step = new.value.indent - upstream.indent if blocks else step
+        value, theirs = self._value((mine, old, new), keys, SHAPES[below] or None, where, node.indent + step)
+        remark = _key_comments(mine, old, new)
+        if value is None:
+            if mine is not None:
+                _hand_down_lead(node, mine)
+                self.edits += 1
+        elif mine is None:
+            assert new is not None  # a value without a local field comes from upstream
+            mine = Entry(clone_entry(new).key, value)
+            mine.lead = _lead_at(remark.lead, node.indent) if remark is not None else ""
+            mine.comment = new.comment if theirs or remark is not None else ""
+            if isinstance(value, Scalar) and upstream is not None:
+                shift(value, node.indent - upstream.indent)
+            node.entries.append(mine)
+            self.edits += 1
+        else:
+            self._set(node, mine, value, (old, new), upstream, where, theirs=theirs)
+            if remark is new and new is not None and new is not mine:
+                self._take_remark(mine, new, node.indent)
+        if self.policy == "markers" and node.flow is None:
+            fresh = self.decisions[count:]
+            if fresh and fresh[0].conflict and fresh[0].path == where:
+                self._mark(node, mine, before, new, upstream)
+
+    def _set(
+        self,
+        node: Map,
+        mine: Entry,
+        value: Node,
+        others: tuple[Entry | None, Entry | None],
+        upstream: Map | None,
+        path: str,
+        *,
+        theirs: bool,
+    ) -> None:
+        """Set an existing field; the line's comment goes with the value, as in kpt."""
+        old, new = others
+        leaf = isinstance(value, Scalar | Alias)
+        if value is not mine.value:
+            if isinstance(value, Scalar) and upstream is not None:
+                shift(value, node.indent - upstream.indent)
+            mine.value = value
+            self.edits += 1
+        if leaf and theirs and new is not None and mine.comment.strip() != new.comment.strip():
+            if old is not None and old.comment.strip() != mine.comment.strip() and mine.comment.strip():
+                keep = self.policy == "local"
+                taken: Taken = "local" if keep else "upstream"
+                texts = (old.comment.strip(), mine.comment.strip(), new.comment.strip())
+                reason = "the comment changed locally too"
+                self.decisions.append(Decision(self.where, path, taken, True, reason, *texts))
+                if keep:
+                    return
+            mine.comment = new.comment
+            self.edits += 1
+
+    def _take_remark(self, mine: Entry, new: Entry, indent: int) -> None:
+        """Upstream's comments above a key, and behind a key whose value is below it."""
+        if comments_in(new.lead) != comments_in(mine.lead):
+            mine.lead = _lead_at(new.lead, indent)
+            self.edits += 1
+        if not isinstance(mine.value, Scalar | Alias) and new.comment.strip() != mine.comment.strip():
+            mine.comment = new.comment
+            self.edits += 1
+
+    def _mark(
+        self, node: Map, mine: Entry | None, before: str, new: Entry | None, upstream: Map | None
+    ) -> None:
+        """Replace a field by conflict markers with both sides' lines."""
+        after = ""
+        if new is not None and upstream is not None:
+            copy = clone_entry(new)
+            delta = node.indent - upstream.indent
+            copy.lead = _lead_at(copy.lead, node.indent)
+            shift(copy.value, delta)
+            after = render_entry(copy, node.indent)
+        text = f"<<<<<<< local\n{before}=======\n{after}>>>>>>> upstream\n"
+        if mine is None or mine not in node.entries:
+            mine = mine or Entry(Scalar("conflict", "conflict"), Scalar("", "", "", True))
+            node.entries.append(mine)
+        mine.override = text
+        self.edits += 1
+
+    # -- lists with keys ----------------------------------------------------------------------
+
+    def _inferred(self, nodes: Nodes, path: str) -> tuple[str, ...] | None:
+        """The Kptfile's lists: by name when every element of every side has one."""
+        lists = [node for node in nodes if isinstance(node, Seq)]
+        named = [
+            all(isinstance(item.value, Map) and item.value.get("name") is not None for item in node.items)
+            for node in lists
+        ]
+        if not any(named):
+            return None
+        if not all(flag for flag, node in zip(named, lists, strict=True) if node.items):
+            raise KindClash(
+                f"{path}: some elements have a name and some have none, so they cannot be matched",
+                next_step="name every element, or none",
+            )
+        return ("name",)
+
+    def _keyed(
+        self, nodes: Nodes, keys: tuple[str, ...], shape: Shape | None, path: str, indent: int
+    ) -> Seq | None:
+        """A list whose elements have keys, or a set of scalars (no keys): merged element by element."""
+        local, base, upstream = (node if isinstance(node, Seq) else None for node in nodes)
+        if upstream is None and base is not None:
+            if local is None:
+                return None
+            if self._kept_whole(local, base, upstream, path):
+                return local
+            self._record(path, (local, base, None), True)
+            return local if self.policy == "local" and plain(local) != plain(base) else None
+        if self._kept_whole(local, base, upstream, path):
+            return local
+        node = local if local is not None else Seq([], indent)
+        if local is None and base is not None:
+            reason = "removed locally, but upstream still has the list"
+            self._note(path, "upstream", reason, (local, base, upstream), conflict=False)
+            self.edits += 1
+        before = self.edits
+        if not node.items:
+            node.indent = indent
+        merge = KeyedMerge(keys or ("",), [node, base, upstream])
+        order = [item.value for item in node.items]
+        for values in merge.wanted():
+            used, chosen = merge.usable(values)
+            parts = merge.find(used, chosen)
+            label = ",".join(
+                f"{key}={value}" if key else value for key, value in zip(used, chosen, strict=True)
+            )
+            value, _theirs = self._value(parts, None, shape, f"{path}[{label}]", node.indent + 2)
+            if value is None or (isinstance(value, Map) and not value.entries):
+                merge.drop(node, used, chosen)
+                continue
+            if isinstance(value, Map):
+                for key, text in zip(used, chosen, strict=True):
+                    if value.get(key) is None and text:
+                        raw = render_scalar(text, "", text=False, parent_indent=0)
+                        value.entries.append(Entry(Scalar(key, key), Scalar(raw, text)))
+                        self.edits += 1
+                        if value.flow is not None:
+                            value.flow = ""
+            merge.add(value, parts, used, chosen)
+        merge.put(node)
+        if [item.value for item in node.items] != order or len(order) != len(node.items):
+            self.edits += 1
+        if node.flow is not None and self.edits != before:
+            node.flow = None if node.flow in _EMPTY and node.items else ""
+        if local is None and not node.items and self.policy == "local":
+            return None
+        return node
+
+
+def _nodes(parts: Parts) -> Nodes:
+    local, base, upstream = parts
+    return (
+        None if local is None else local.value,
+        None if base is None else base.value,
+        None if upstream is None else upstream.value,
+    )
+
+
+def _remarks(part: Part) -> tuple[str, str]:
+    """The comments that kpt counts as part of a scalar."""
+    return (comments_in(part.lead) if isinstance(part, Item) else "", part.comment.strip())
+
+
+def _key_comments(mine: Entry | None, old: Entry | None, new: Entry | None) -> Entry | None:
+    """The side whose comments on the key are kept: they merge like a value of their own."""
+    if (new is None) != (old is None):
+        return new
+    if new is None or old is None:
+        return mine
+
+    def mark(entry: Entry) -> tuple[str, str]:
+        below = not isinstance(entry.value, Scalar | Alias)
+        return comments_in(entry.lead), entry.comment.strip() if below else ""
+
+    if (mine is None or mark(mine) == mark(old)) and mark(old) != mark(new):
+        return new
+    return mine
+
+
+def _lead_at(lead: str, indent: int) -> str:
+    """Comment lines at another column; blank lines stay behind."""
+    return "".join(" " * indent + line.strip() + "\n" for line in lead.split("\n") if line.strip())
+
+
+def _hand_down_lead(node: Map, gone: Entry) -> None:
+    """Remove an entry with its comment; a file's header above the first key passes to the next one."""
+    position = node.entries.index(gone)
+    node.entries.remove(gone)
+    head, blank, _own = gone.lead.rpartition("\n\n")
+    if position == 0 and blank and node.entries:
+        node.entries[0].lead = head + blank + node.entries[0].lead
