@@ -158,7 +158,11 @@ class Rig:
     def start_kubelet(
         self, node: Node, *, config: Mapping[str, Any] | None = None, image_service: Path | None = None
     ) -> None:
-        """Start a node's kubelet; `config` replaces overrides, `image_service` must listen already."""
+        """Start a node's kubelet.
+
+        `config`, if given, replaces earlier overrides. `image_service` is a socket that listens already; None
+        is containerd's own.
+        """
         if config is not None:
             node.kubelet_config = dict(config)
         node.image_service = image_service

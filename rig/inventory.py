@@ -14,27 +14,18 @@ from rig import engines, machine, state
 from rig.machine import CGROUP_PARENT, Process
 
 
-def traces(name: str | None = None) -> dict[str, list[str]]:
-    """Everything that rigs (or the named one) have on this machine now; kinds with nothing are left out."""
-    mark = f"/{name}" if name else ""
-    directory = f"{state.root()}{mark}"
+def traces(name: str) -> dict[str, list[str]]:
+    """Everything a rig has on this machine now; kinds with nothing are left out."""
+    directory = state.root() / name
     found = {
-        "process": _processes(directory, f"/{CGROUP_PARENT}{mark}"),
-        "mount": [str(path) for path in machine.mounts_below(Path(directory))],
-        "namespace": [
-            n for n in machine.network_namespaces() if _ours(n, f"unlade-{name}" if name else None)
-        ],
-        "link": [link for link in machine.links() if link.startswith(("unlade", "br-node"))]
-        if not name
-        else [],
-        "cgroup": [str(p) for p in machine.cgroup_places(name or "") if p.exists()],
+        "process": _processes(f"{directory}/", f"/{CGROUP_PARENT}/{name}"),
+        "mount": [str(path) for path in machine.mounts_below(directory)],
+        "namespace": sorted(machine.network_namespaces() & {f"unlade-{name}"}),
+        "link": sorted(machine.links() & {state.link_of(name)}),
+        "cgroup": [str(place) for place in machine.cgroup_places(name) if place.exists()],
         "file": _files(directory),
     }
-    return {kind: sorted(things) for kind, things in found.items() if things}
-
-
-def _ours(namespace: str, wanted: str | None) -> bool:
-    return namespace == wanted if wanted else namespace.startswith(("unlade-", "cni-"))
+    return {kind: things for kind, things in found.items() if things}
 
 
 def _processes(directory: str, cgroup: str) -> list[str]:
@@ -50,19 +41,14 @@ def _processes(directory: str, cgroup: str) -> list[str]:
             )
             groups = Path("/proc", entry, "cgroup").read_text()
             in_group = any(line.endswith(cgroup) or f":{cgroup}/" in line for line in groups.splitlines())
-            if in_group or (command.startswith(built) and f"{directory}/" in command):
+            if in_group or (command.startswith(built) and directory in command):
                 found.append(f"{entry} {command}")
     return found
 
 
-def _files(directory: str) -> list[str]:
+def _files(directory: Path) -> list[str]:
     """The rig's directory itself, and what engines wrote at fixed places on its behalf."""
-    base = Path(directory)
-    found = []
-    if base != state.root() and base.exists():
-        found.append(directory)
-    elif base.is_dir():
-        found += [str(path) for path in base.iterdir() if path.name != ".lock"]
+    found = [str(directory)] if directory.exists() else []
     for place in ("/var/log/containers", "/var/lib/cni/results"):
         with suppress(OSError):
             for path in Path(place).iterdir():

@@ -56,8 +56,9 @@ class Process:
                 os.kill(self.pid, number)
 
     def stop(self, grace: float) -> None:
-        """Ask to end, wait for at most `grace` seconds, then kill; returns when it is gone."""
-        self.signal(signal.SIGTERM)
+        """Ask to end, wait for at most `grace` seconds (0: do not ask), then kill; ends when it is gone."""
+        if grace > 0:
+            self.signal(signal.SIGTERM)
         if not self._gone(grace):
             self.signal(signal.SIGKILL)
             if not self._gone(10):

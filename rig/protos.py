@@ -1,9 +1,9 @@
 """Compare our .proto files, field by field, with the official ones in Go's module cache.
 
 We write the protocols down ourselves, with only the calls and fields we use; numbers, names and types are
-facts and a wrong one corrupts silently. So each message, enum and call of ours must exist in the official files
-under the same full name, and each field and value of ours must agree with the official one in number, name,
-type and label. What we leave out is fine: unknown fields pass through.
+facts and a wrong one corrupts silently. So each message, enum and call of ours must exist in the official
+files under the same full name, and each field and value of ours must agree with the official one in number,
+name, type and label. What we leave out is fine: unknown fields pass through.
 
 The parser reads the part of the proto2/proto3 language that such files use; options and comments are skipped.
 """

@@ -11,6 +11,7 @@ Callers: `rig.cluster`, `python -m rig`, and the tests that count leaks.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -34,6 +35,11 @@ STOP_ORDER = ("kubelet", "kube-", "etcd", "registry", "containerd")
 def root() -> Path:
     """Where rigs keep their state: `UNLADE_RIG_ROOT`, else `/var/lib/unlade-rig` (socket paths are short)."""
     return Path(os.environ.get("UNLADE_RIG_ROOT", "/var/lib/unlade-rig"))
+
+
+def link_of(name: str) -> str:
+    """The name of a rig's veth interface: a hash of the rig's name, as the kernel allows 15 characters."""
+    return "ul-" + hashlib.sha256(name.encode()).hexdigest()[:10]
 
 
 @dataclass
@@ -62,8 +68,8 @@ class State:
 
     @property
     def link(self) -> str:
-        """The host's end of the veth pair (at most 15 characters)."""
-        return f"unlade{self.number}"
+        """The host's end of the veth pair."""
+        return link_of(self.name)
 
     @property
     def sockets(self) -> Path:

@@ -28,9 +28,8 @@ MakeRig = Callable[..., Rig]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of rigs of their own come last, so that the shared cluster is not idle beside them."""
-    alone = {"make_rig", "make_module_rig", "two_nodes"}
-    items.sort(key=lambda item: bool(alone & set(getattr(item, "fixturenames", ()))))
+    """Tests of the shared cluster come last: it starts when first asked for, and does not idle."""
+    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
 
 
 def _up(settings: Settings, kind: str) -> Rig:

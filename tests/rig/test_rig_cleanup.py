@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,18 +49,14 @@ def test_cycles_leave_nothing_behind(full: bool) -> None:
             assert pod.logs() == "ran\n"
             Namespace(rig).run("still-running").wait_ready()
             during = traces(name)
-            assert {"process", "mount", "namespace", "cgroup", "file"} <= set(during)
+            assert set(during) == {"process", "mount", "namespace", "link", "cgroup", "file"}
         assert traces(name) == {}
 
 
 def test_next_start_removes_the_rig_of_a_killed_owner() -> None:
     name = _name("killed")
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, name],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    # `python -c` looks for modules in the working directory first.
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, name], stdout=subprocess.PIPE, cwd=ROOT)
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"up\n"
     owner.send_signal(signal.SIGKILL)
@@ -73,6 +70,19 @@ def test_next_start_removes_the_rig_of_a_killed_owner() -> None:
     with Rig.up(_name("next"), Settings(kubelets=False)):
         assert traces(name) == {}
         assert state.load(name) is None
+
+
+def test_owner_killed_while_its_rig_starts(full: bool) -> None:
+    # Moments of a start that takes some 8 s; what exists by then differs each time.
+    for moment in (0.3, 0.6, 1.0, 1.5, 2.5, 4.0, 6.0) if full else (0.5, 3.0):
+        name = _name("early")
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, name], stdout=subprocess.DEVNULL, cwd=ROOT)
+        time.sleep(moment)
+        owner.kill()
+        owner.wait()
+        with state.lock():
+            state.sweep()
+        assert traces(name) == {}
 
 
 def test_recorded_pid_that_belongs_to_another_process_is_not_touched() -> None:
@@ -113,6 +123,31 @@ def test_failed_start_cleans_up_and_keeps_the_logs(tmp_path: Path, monkeypatch: 
         Rig.up(name, Settings(flags={"kube-apiserver": ("--no-such-flag",)}))
     assert traces(name) == {}
     assert "no-such-flag" in (tmp_path / "failed-starts" / name / "kube-apiserver.log").read_text()
+
+
+FAILING_TEST = """
+def test_that_fails(make_rig):
+    make_rig(kubelets=False)
+    assert False, "on purpose"
+"""
+
+
+def test_failing_test_keeps_logs_and_events_and_names_the_place(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text(FAILING_TEST)
+    options = ["-c", str(ROOT / "pyproject.toml"), "-p", "tests.rig.conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_sample.py")],
+        cwd=ROOT,
+        env={**os.environ, "UNLADE_RIG_ARTIFACTS": str(tmp_path / "kept")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    (kept,) = (tmp_path / "kept").glob("*test_that_fails/own-*")
+    assert f"logs and events are in {kept}" in done.stdout
+    names = {path.name for path in kept.iterdir()}
+    assert {"kube-apiserver.log", "etcd.log", "containerd-node1.log", "events.txt", "pods.json"} <= names
 
 
 def test_a_name_is_taken_once() -> None:
