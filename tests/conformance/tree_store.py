@@ -223,6 +223,33 @@ class TreeStoreSuite:
         assert self.read(first, "a") == "one"
         assert self.leftovers(trees) == []
 
+    def test_a_detached_staging_lets_others_in(self, trees: TreeStore) -> None:
+        """Two layers that wait for each other's tree: each lets go of its own key first."""
+        with trees.stage(LOW) as low:
+            fill(low, a="low")
+            low.detach()
+            with trees.stage(LOW, deadline=Deadline.after(5)) as again:
+                assert again.existing is None
+                fill(again, a="again")
+                other = again.commit(size=1)
+            fill(low, b="more")
+            made = low.commit(size=2, key=HIGH)
+        assert (self.read(made, "a"), self.read(made, "b")) == ("low", "more")
+        assert self.read(other, "a") == "again"
+        assert self.leftovers(trees) == []
+
+    def test_two_detached_stagings_of_one_tree(self, trees: TreeStore) -> None:
+        with trees.stage(LOW) as first:
+            fill(first, a="first")
+            first.detach()
+            with trees.stage(LOW, deadline=Deadline.after(5)) as second:
+                fill(second, a="second")
+                second.detach()
+                made = second.commit(size=1, key=HIGH)
+            assert first.commit(size=1, key=HIGH) == made
+        assert self.read(made, "a") == "second"
+        assert self.leftovers(trees) == []
+
     def test_delete(self, trees: TreeStore) -> None:
         tree = self.make(trees, KEY, a="one")
         assert trees.delete(KEY) is True

@@ -12,8 +12,9 @@ from __future__ import annotations
 import io
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -63,8 +64,11 @@ class Scratch:
 class DirStaging:
     """See `Staging`; made by DirTrees.stage, which holds the key's lock around it."""
 
-    def __init__(self, trees: DirTrees, key: TreeKey, lease: Lease | None, existing: Tree | None) -> None:
+    def __init__(
+        self, trees: DirTrees, key: TreeKey, lease: Lease | None, existing: Tree | None, held: ExitStack
+    ) -> None:
         self.existing = existing
+        self._held = held
         self._trees = trees
         self._key = key
         self._lease = lease
@@ -119,8 +123,53 @@ class DirStaging:
         has_root: bool = True,
     ) -> Tree:
         """Sync, rename, sync, record; see the module."""
-        key = key or self._key
-        found = self.existing or self._trees.find(key, lease=self._lease)
+        if self.existing:
+            return self.existing
+        with ExitStack() as other:
+            if key is not None and key != self._key:
+                other.enter_context(self._trees.store.locks.hold(tree_lock(key)))
+            return self._commit(key or self._key, size, entries, layers, has_root)
+
+    def detach(self) -> None:
+        """Let go of the key while keeping the staging: it will be committed under another.
+
+        For a layer that waits for those below it: who waits for trees must not hold the key of one, or two
+        deliveries with the same layers in another order wait for each other for ever.
+        """
+        store = self._trees.store
+        token = Digest.of(uuid.uuid4().bytes)
+        with ExitStack() as mine:
+            mine.enter_context(store.locks.hold(tree_lock(token)))
+            with explaining(f"stage the tree {self._key}"):
+                os.rename(self._home, store.layout.staged(token))
+            self._home = store.layout.staged(token)
+            self.path = self._home / "root"
+            self._key = token
+            theirs = self._held.pop_all()
+            self._held.push(mine.pop_all())
+        theirs.close()
+        failpoints.reach("tree.stage.detached")
+
+    def discard(self) -> None:
+        """Put what was not committed out of sight; the caller empties the trash."""
+        self.close()
+        self._trees.store.layout.discard(self._home)
+
+    def close(self) -> None:
+        """Close descriptors and throw away what was not committed; idempotent."""
+        for scratch in self._scratch:
+            os.close(scratch.dirfd)
+            scratch.files_out.close()
+        self._scratch.clear()
+        if self.dirfd >= 0:
+            os.close(self.dirfd)
+            self.files_out.close()
+            self.dirfd = -1
+
+    def _commit(
+        self, key: TreeKey, size: int, entries: int, layers: Sequence[TreeKey], has_root: bool
+    ) -> Tree:
+        found = self._trees.find(key, lease=self._lease)
         if found:
             # A layer that depends on those below was made under its own name by somebody else before us.
             return found
@@ -134,17 +183,6 @@ class DirStaging:
         tree = self._trees.record(key, detail, size=0 if layers else size, lease=self._lease)
         failpoints.reach("tree.commit.recorded")
         return tree
-
-    def close(self) -> None:
-        """Close descriptors and throw away what was not committed; idempotent."""
-        for scratch in self._scratch:
-            os.close(scratch.dirfd)
-            scratch.files_out.close()
-        self._scratch.clear()
-        if self.dirfd >= 0:
-            os.close(self.dirfd)
-            self.files_out.close()
-            self.dirfd = -1
 
     def _adopt_root(self, layers: Sequence[TreeKey]) -> bool:
         """Give the staged root the attributes that the stack's root has; False when overlay does that.
@@ -213,17 +251,17 @@ class DirTrees:
         """Make a tree, alone among all processes; see TreeStore.stage."""
         layout = self.store.layout
         try:
-            with self.store.locks.hold(tree_lock(key), deadline=deadline):
+            with ExitStack() as held:
+                held.enter_context(self.store.locks.hold(tree_lock(key), deadline=deadline))
                 existing = self.find(key, lease=lease)
                 if not existing:
                     # What a process that died left behind; we hold its lock now.
                     layout.discard(layout.staged(key))
-                staging = DirStaging(self, key, lease, existing)
+                staging = DirStaging(self, key, lease, existing, held)
                 try:
                     yield staging
                 finally:
-                    staging.close()
-                    layout.discard(layout.staged(key))
+                    staging.discard()
         finally:
             # Deleting a large tree takes a while: not while others wait for the key.
             empty_trash(layout)

@@ -66,6 +66,12 @@ class Staging(Protocol):
         as the layers below it say.
         """
 
+    def detach(self) -> None:
+        """Let go of the key while keeping the staging, which is then committed under another `key`.
+
+        Whoever waits for other trees must do so first: holding a key while waiting for one can deadlock.
+        """
+
 
 class TreeStore(Protocol):
     """Trees by key; thread-safe."""
