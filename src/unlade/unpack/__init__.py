@@ -6,6 +6,7 @@ do nothing else; `write_file` is for raw blobs. Nothing here knows registries, s
 
 from unlade.unpack.archive import unpack
 from unlade.unpack.policy import RULES_VERSION, Limits, Unpacked, UnpackPolicy
+from unlade.unpack.pool import WorkerPool
 from unlade.unpack.raw import write_file
 from unlade.unpack.refusals import (
     CannotWrite,
@@ -31,6 +32,7 @@ __all__ = [
     "UnsafeName",
     "UnsupportedEntry",
     "WorkerDied",
+    "WorkerPool",
     "unpack",
     "write_file",
 ]

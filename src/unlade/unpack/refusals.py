@@ -76,8 +76,8 @@ class WorkerDied(StoreError):
 
 def show(unsafe_name: bytes) -> str:
     """A name for an error message: printable, and short whatever its length."""
-    text = os.fsdecode(unsafe_name[:200]).encode("unicode_escape").decode("ascii")
-    return f"'{text}'" + ("…" if len(unsafe_name) > 200 else "")
+    # ascii() rather than a codec: codecs are loaded from files, which the confined worker cannot open.
+    return ascii(os.fsdecode(unsafe_name[:200])) + ("…" if len(unsafe_name) > 200 else "")
 
 
 def cannot_write(error: OSError, unsafe_name: bytes | None = None) -> StoreError | UnsafeArchive:
