@@ -19,7 +19,7 @@ from typing import Final
 
 from unlade.errors import InvalidInput, MountError
 from unlade.kernel import mounts
-from unlade.kernel.paths import open_beneath
+from unlade.kernel.beneath import open_beneath
 from unlade.mount import table
 
 # The kernel's own bound on overlay layers (OVL_MAX_STACK); beyond it the mount call only says EINVAL.
@@ -120,7 +120,7 @@ def _part_of(detached: int, sub_path: str, attributes: int) -> Iterator[int]:
 
 def _sub_path(root: int, sub_path: str) -> int:
     try:
-        return open_beneath(root, os.fsencode(sub_path), os.O_PATH | os.O_CLOEXEC)
+        return open_beneath(root, os.fsencode(sub_path), os.O_PATH | os.O_CLOEXEC, links="beneath")
     except OSError as error:
         raise NoSuchSubPath(
             f"sub-path {sub_path!r}: {error.strerror}",
