@@ -8,6 +8,7 @@ says what is garbage. Above it: transfer, tree, deliver. Below: the model and th
 from unlade.store.content import BlobInfo, ContentStore, Ingest, Lease, PipelinedIngest
 from unlade.store.dirstore import DirStore
 from unlade.store.failure import NoSpace, NotInStore, StoreFailure
+from unlade.store.fsck import Problem
 from unlade.store.gc import GCReport, collect, remove_image
 from unlade.store.images import ImageRecord, ImageSize, IncompleteContent
 from unlade.store.leases import LeaseEnded, LeaseInfo
@@ -29,6 +30,7 @@ __all__ = [
     "NoSpace",
     "NotInStore",
     "PipelinedIngest",
+    "Problem",
     "StoreFailure",
     "collect",
     "remove_image",

@@ -193,21 +193,32 @@ class Images:
     def project(self) -> bool:
         """Make index.json say what the records say; returns whether it was stale."""
         with self._locks.hold("index"), explaining("write index.json"):
-            with self._database.read() as connection:
-                rows = connection.execute(
-                    f"SELECT whole_index, {_COLUMNS} FROM images WHERE content ORDER BY reference, handler"  # noqa: S608
-                ).fetchall()
-            entries = _projection((_record(row[1:]), bool(row[0])) for row in rows)
-            document = {"schemaVersion": 2, "mediaType": mediatypes.OCI_INDEX, "manifests": entries}
-            data = json.dumps(document, indent=2).encode() + b"\n"
-            try:
-                if self._layout.index.read_bytes() == data:
-                    return False
-            except FileNotFoundError:
-                pass
+            data = self._projection()
+            if self._read_index() == data:
+                return False
             replace_file(self._layout.index, data, temporary=self._layout.private / "index.json.new")
         failpoints.reach("store.image.projected")
         return True
+
+    def is_projected(self) -> bool:
+        """Whether index.json says what the records say."""
+        with self._locks.hold("index"), explaining("read index.json"):
+            return self._read_index() == self._projection()
+
+    def _projection(self) -> bytes:
+        with self._database.read() as connection:
+            rows = connection.execute(
+                f"SELECT whole_index, {_COLUMNS} FROM images WHERE content ORDER BY reference, handler"  # noqa: S608
+            ).fetchall()
+        entries = _projected((_record(row[1:]), bool(row[0])) for row in rows)
+        document = {"schemaVersion": 2, "mediaType": mediatypes.OCI_INDEX, "manifests": entries}
+        return json.dumps(document, indent=2).encode() + b"\n"
+
+    def _read_index(self) -> bytes | None:
+        try:
+            return self._layout.index.read_bytes()
+        except FileNotFoundError:
+            return None
 
 
 def image_name(reference: str, handler: str) -> str:
@@ -320,7 +331,7 @@ def _platform(text: str) -> Platform:
     )
 
 
-def _projection(records: Iterable[tuple[ImageRecord, bool]]) -> list[dict[str, Any]]:
+def _projected(records: Iterable[tuple[ImageRecord, bool]]) -> list[dict[str, Any]]:
     """Entries of index.json. A reference that means different content to another handler gets a name of
     its own there (`reference+handler`), because readers refuse a name that occurs twice."""
     entries: list[dict[str, Any]] = []

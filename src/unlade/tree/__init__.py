@@ -6,6 +6,7 @@ no overlay can be mounted. Called by `deliver`; stands on `store` for records an
 
 from unlade.tree.context import needs_context, resolve_context
 from unlade.tree.dirtrees import DirStaging, DirTrees, Scratch
+from unlade.tree.fsck import fsck
 from unlade.tree.merge import DanglingLink, merge_into
 from unlade.tree.trees import Staging, Tree, TreeKey, TreeStore
 
@@ -18,6 +19,7 @@ __all__ = [
     "Tree",
     "TreeKey",
     "TreeStore",
+    "fsck",
     "merge_into",
     "needs_context",
     "resolve_context",

@@ -25,8 +25,22 @@ def open_directory(dirfd: int, name: bytes) -> tuple[int, os.stat_result]:
     before = os.stat(name, dir_fd=dirfd, follow_symlinks=False)
     closed = before.st_mode & stat.S_IRWXU != stat.S_IRWXU
     if closed and stat.S_ISDIR(before.st_mode) and os.geteuid() != 0:
-        _open_up(dirfd, name)
+        _chmod(dirfd, name, stat.S_IMODE(before.st_mode) | stat.S_IRWXU)
     return os.open(name, _DIRECTORY, dir_fd=dirfd), before
+
+
+def open_file(dirfd: int, name: bytes) -> int:
+    """Open a regular file by one name for reading, whatever its mode says to its owner; caller closes."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=dirfd)
+    except PermissionError:
+        mode = stat.S_IMODE(os.stat(name, dir_fd=dirfd, follow_symlinks=False).st_mode)
+        _chmod(dirfd, name, mode | stat.S_IRUSR)
+        try:
+            return os.open(name, flags, dir_fd=dirfd)
+        finally:
+            _chmod(dirfd, name, mode)
 
 
 def copy_attributes(source: int, target: int, info: os.stat_result) -> None:
@@ -86,13 +100,13 @@ def _plain_xattrs(fd: int) -> list[str]:
     return [name for name in names if not name.startswith(_OVERLAY) and name != "security.selinux"]
 
 
-def _open_up(dirfd: int, name: bytes) -> None:
+def _chmod(dirfd: int, name: bytes, mode: int) -> None:
     if sys.platform != "linux":
-        os.chmod(name, stat.S_IRWXU, dir_fd=dirfd, follow_symlinks=False)
+        os.chmod(name, mode, dir_fd=dirfd, follow_symlinks=False)
         return
     # O_PATH needs no permission, and the descriptor's own name leads to what was opened, link or race or not.
-    fd = os.open(name, _DIRECTORY | os.O_PATH, dir_fd=dirfd)
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dirfd)
     try:
-        os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(os.fstat(fd).st_mode) | stat.S_IRWXU)
+        os.chmod(f"/proc/self/fd/{fd}", mode)
     finally:
         os.close(fd)

@@ -9,6 +9,7 @@ Removing: the record, then a rename into the trash under the key's lock, then th
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import time
@@ -42,7 +43,8 @@ class TreeDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a tree's record says beside the bytes it holds itself.
 
     `total` is the size of a stack, whose layers hold the bytes; `own_root`: a stack has a directory of its
-    own on top, for the attributes of its root; `has_root`: a layer's archive had an entry for its root.
+    own on top, for the attributes of its root; `has_root`: a layer's archive had an entry for its root;
+    `files`: the digest of its file list.
     """
 
     entries: int
@@ -50,6 +52,7 @@ class TreeDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     total: int = 0
     own_root: bool = False
     has_root: bool = True
+    files: str = ""
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class DirStaging:
             # 0755 as for the root of an image without an entry of its own, whatever our umask.
             self.path.mkdir()
             self.path.chmod(0o755)
-            self.files_out = open(self._home / "files", "wb")  # noqa: SIM115 - closed by `close`
+            self.files_out = open(self._home / "files", "w+b")  # noqa: SIM115 - closed by `close`
             self.dirfd = os.open(self.path, _DIRECTORY)
         failpoints.reach("tree.stage.made")
 
@@ -179,7 +182,7 @@ class DirStaging:
                 own_root = self._adopt_root(layers)
                 detail = TreeDetail(entries, tuple(map(str, layers)), total=size, own_root=own_root)
             if not layers or detail.own_root:
-                self._settle(key)
+                detail = msgspec.structs.replace(detail, files=self._settle(key))
         tree = self._trees.record(key, detail, size=0 if layers else size, lease=self._lease)
         failpoints.reach("tree.commit.recorded")
         return tree
@@ -202,11 +205,16 @@ class DirStaging:
             os.close(source)
         return True
 
-    def _settle(self, key: TreeKey) -> None:
+    def _settle(self, key: TreeKey) -> str:
+        """Put the directory in place, synced; returns the digest of its file list."""
         layout = self._trees.store.layout
         if self._merged is not None:
+            self.files_out.seek(0)
+            self.files_out.truncate()
             self._merged.write(self.files_out)
         self.files_out.flush()
+        with open(self._home / "files", "rb") as files:
+            listed = hashlib.file_digest(files, "sha256").hexdigest()
         for scratch in self._scratch:
             layout.discard(scratch.path.parent)
         failpoints.reach("tree.commit.complete")
@@ -218,6 +226,7 @@ class DirStaging:
         failpoints.reach("tree.commit.renamed")
         sync_directory(layout.trees)
         failpoints.reach("tree.commit.directory-synced")
+        return f"sha256:{listed}"
 
 
 class DirTrees:
