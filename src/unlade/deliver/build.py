@@ -27,7 +27,7 @@ from unlade.plan import Plan, Step
 from unlade.store import DirStore
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Readable, Verifier, pump, silent
 from unlade.unpack import Unpacked, UnpackPolicy, WorkerPool, write_file
-from unlade.unpack.writer import crc32
+from unlade.unpack.checksum import crc32
 
 # A larger pipe means fewer switches between this process and the worker; 1 MiB is what an
 # unprivileged process may ask for (/proc/sys/fs/pipe-max-size).

@@ -21,6 +21,7 @@ from unlade.kernel.beneath import open_beneath
 from unlade.model.deadline import Deadline
 from unlade.model.digest import DiffID
 from unlade.unpack import raw, safe_path, tar
+from unlade.unpack.checksum import crc32
 from unlade.unpack.places import Place, Places
 from unlade.unpack.policy import Unpacked, UnpackPolicy
 from unlade.unpack.refusals import (
@@ -31,11 +32,6 @@ from unlade.unpack.refusals import (
     show,
 )
 from unlade.unpack.whiteouts import MARK, Whiteouts
-
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # no wheel for this interpreter or machine
-    from zlib import crc32
 
 if TYPE_CHECKING:
     from unlade.unpack.filelist import FileListWriter
