@@ -84,3 +84,21 @@ def test_the_builder_needs_only_the_standard_library() -> None:
     which = [sys.executable, "-S", "-E", "-m", "rig", "which", "crane"]
     done = subprocess.run(which, cwd=ROOT, capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()) == engines.binary("crane")
+
+
+# What a command says of itself where it can; the CNI plugins and csi-sanity know no version.
+ASKED = {
+    **dict.fromkeys(
+        ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"), "--version"
+    ),
+    **dict.fromkeys(("kubelet", "etcd", "containerd", "ctr", "runc", "registry"), "--version"),
+    "containerd-shim-runc-v2": "-v",
+    "crane": "version",
+}
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_commands_say_the_pinned_version(command: str) -> None:
+    run = [str(engines.binary(command)), ASKED[command]]
+    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert engines.version(command) in said
