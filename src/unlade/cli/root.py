@@ -72,14 +72,14 @@ class LazyGroup(click.Group):
                 formatter.write_dl(rows)
 
 
-def _missing(command: str, error: ModuleNotFoundError) -> click.ClickException:
+def _missing(command: str, error: ModuleNotFoundError) -> Exception:
+    from unlade.errors import InvalidInput
+
     extra = EXTRAS.get(command)
-    failure = click.ClickException(
-        f"`unlade {command}` needs {error.name}, which is not installed"
-        + (f"\nnext: pip install 'unlade[{extra}]'" if extra else "\nnext: install unlade again, whole")
+    return InvalidInput(
+        f"`unlade {command}` needs {error.name}, which is not installed",
+        next_step=f"pip install 'unlade[{extra}]'" if extra else "install unlade again, whole",
     )
-    failure.exit_code = 3
-    return failure
 
 
 @click.group(
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
     except BrokenPipeError:
         # The reader went away (`unlade images | head`): nothing to say and nobody to say it to.
-        sys.stdout = None  # type: ignore[assignment]  # the interpreter must not flush it again
+        sys.stdout = None  # the interpreter must not flush it again
         code = 128 + signal.SIGPIPE
     except Exception as error:
         code = exits.report(error, debug=settings.debug)

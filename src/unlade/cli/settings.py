@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from unlade.cli.progress import Watcher
     from unlade.model import Deadline, Reference
     from unlade.registry import Registry
     from unlade.store import DirStore
-    from unlade.transfer import Progress
 
 PLAIN_HTTP_ENV: Final = "UNLADE_PLAIN_HTTP"
 STORE_ENV: Final = "UNLADE_STORE"
@@ -72,7 +72,7 @@ class Settings:
         named = frozenset(hosts) | {reference.registry for reference in references}
         return connect(self, named)
 
-    def progress(self) -> Progress:
+    def progress(self) -> Watcher:
         """How to show progress: bars on a terminal, lines elsewhere, nothing with --quiet."""
         from unlade.cli.progress import make_progress
 

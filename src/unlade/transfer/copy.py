@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from unlade.errors import IntegrityError, InvalidInput
 from unlade.model import Deadline, Descriptor, Digest, Index, Manifest, Platform, Reference, decode_manifest
-from unlade.transfer.fetch import Fetcher, Verifier
+from unlade.transfer.fetch import Fetcher
 from unlade.transfer.progress import Progress, silent
 from unlade.transfer.push import DEFAULT_JOBS, Blob, Sent, VerifiedReader, push_blobs
 
@@ -296,7 +296,7 @@ class _RemoteBlob:
         self._progress = progress
 
     def open(self, offset: int = 0, /) -> BinaryIO:
-        """A verified stream; from an offset the target's own check of the digest stands alone."""
+        """A stream, verified when it is read from the start."""
         if self.descriptor.data is not None:
             return io.BytesIO(self.descriptor.data[offset:])
         stack = ExitStack()
@@ -309,5 +309,4 @@ class _RemoteBlob:
                 progress=self._progress,
             )
         )
-        verifier = Verifier(self.descriptor) if offset == 0 else None
-        return io.BufferedReader(VerifiedReader(source, verifier, stack), _BUFFER)
+        return io.BufferedReader(VerifiedReader(source, self.descriptor, stack, offset=offset), _BUFFER)

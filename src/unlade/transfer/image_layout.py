@@ -272,13 +272,13 @@ class _LocalBlob:
         self._layout = layout
 
     def open(self, offset: int = 0, /) -> BinaryIO:
-        """The file; its end is an IntegrityError when it is not what its name says."""
+        """The file, verified when it is read from the start."""
         file = self._layout.open_blob(self.descriptor)
         file.seek(offset)
         stack = ExitStack()
         stack.callback(file.close)
-        verifier = Verifier(self.descriptor) if offset == 0 else None
-        return io.BufferedReader(VerifiedReader(cast("Readable", file), verifier, stack), _CHUNK)
+        source = cast("Readable", file)
+        return io.BufferedReader(VerifiedReader(source, self.descriptor, stack, offset=offset), _CHUNK)
 
 
 def _name(entry: Descriptor) -> str:

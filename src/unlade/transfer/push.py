@@ -61,11 +61,16 @@ class BytesBlob:
 
 
 class VerifiedReader(io.RawIOBase):
-    """A Readable as a file: raises IntegrityError in place of the end unless everything matched."""
+    """A Readable as a file: raises IntegrityError instead of its last bytes unless everything matched.
 
-    def __init__(self, source: Readable, verifier: Verifier | None, stack: ExitStack) -> None:
+    Before the last bytes, not at the end: whoever sends a known number of bytes never asks for the end.
+    """
+
+    def __init__(self, source: Readable, descriptor: Descriptor, stack: ExitStack, *, offset: int) -> None:
         self._source = source
-        self._verifier = verifier
+        self._size = descriptor.size
+        # From an offset the whole cannot be hashed: then whoever takes the blob checks it alone.
+        self._verifier = Verifier(descriptor) if offset == 0 else None
         self._stack = stack
 
     def readable(self) -> bool:
@@ -73,13 +78,12 @@ class VerifiedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """The next bytes, hashed on their way; 0 only after size and digest were checked."""
+        """The next bytes, hashed on their way; the last of them only after size and digest were checked."""
         view = memoryview(buffer).cast("B")
         count = self._source.readinto(view)
         if self._verifier is not None:
-            if count:
-                self._verifier.update(view[:count])
-            else:
+            self._verifier.update(view[:count])
+            if not count or self._verifier.done == self._size:
                 self._verifier.finish()
         return count
 

@@ -1,0 +1,98 @@
+"""Options of every command that asks for content, and the request they make.
+
+`pull`, `plan` and `mount` ask the same question of the library, so they share their options: what differs
+is only the destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from unlade.deliver import Destination, Request
+    from unlade.model import Reference
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS: Final = (
+    click.option(
+        "--platform", metavar="OS/ARCH[/VARIANT]", help="Choose from an index; default: this machine."
+    ),
+    click.option(
+        "--runtime-handler", "handler", default="", metavar="NAME", help="The record's runtime handler."
+    ),
+    click.option(
+        "--unpack",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Whether an artifact's archives are unpacked.",
+    ),
+    click.option("--only", multiple=True, metavar="GLOB", help="Only these paths; may be repeated."),
+    click.option(
+        "--as-file",
+        multiple=True,
+        metavar="[INDEX=]NAME",
+        help="A name for a layer that has none; may be repeated.",
+    ),
+    click.option(
+        "--referrer", default="", metavar="TYPE", help="Deliver what refers to REF and has this type."
+    ),
+    click.option(
+        "--referrer-from", metavar="REPOSITORY", help="Look for the referrer in another repository."
+    ),
+    click.option(
+        "--artifact-type", default="", metavar="TYPE", help="Choose from an index by artifact type."
+    ),
+)
+
+
+def request_options(function: Command) -> Command:
+    """Accept the options that say what content is meant."""
+    decorated: Any = function
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def parse_references(texts: Sequence[str]) -> tuple[Reference, ...]:
+    """References as people write them; `oci://` is accepted because Helm and kpt users write it."""
+    from unlade.model import Reference
+
+    return tuple(Reference.parse(text.removeprefix("oci://")) for text in texts)
+
+
+def make_request(
+    references: tuple[Reference, ...],
+    destination: Destination,
+    *,
+    platform: str | None,
+    handler: str,
+    unpack: str,
+    only: tuple[str, ...],
+    as_file: tuple[str, ...],
+    referrer: str,
+    referrer_from: str | None,
+    artifact_type: str,
+    **more: Any,
+) -> Request:
+    """The request that the options describe."""
+    from unlade.deliver import Request
+    from unlade.model import Platform
+
+    return Request(
+        references=references,
+        destination=destination,
+        platform=Platform.parse(platform) if platform else None,
+        handler=handler,
+        unpack=unpack,  # type: ignore[arg-type]  # click has checked the choice
+        only=only,
+        as_file=as_file,
+        referrer=referrer,
+        referrer_from=parse_references([referrer_from])[0] if referrer_from else None,
+        artifact_type=artifact_type,
+        **more,
+    )
