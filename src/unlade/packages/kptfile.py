@@ -15,7 +15,17 @@ from unlade.errors import InvalidInput
 from unlade.model import Digest, Reference
 from unlade.packages.identity import field_text
 from unlade.packages.merge import plain
-from unlade.packages.yamltext import Document, Entry, Map, Node, Scalar, Seq, parse_documents, render_scalar
+from unlade.packages.yamltext import (
+    Document,
+    Entry,
+    Item,
+    Map,
+    Node,
+    Scalar,
+    Seq,
+    parse_documents,
+    render_scalar,
+)
 
 Strategy = Literal["resource-merge", "fast-forward", "force-delete-replace", "copy-merge"]
 STRATEGIES: tuple[Strategy, ...] = ("resource-merge", "fast-forward", "force-delete-replace", "copy-merge")
@@ -365,8 +375,6 @@ def build(value: object, indent: int) -> Node:
             )
         return Map(entries, indent)
     if isinstance(value, list):
-        from unlade.packages.yamltext import Item
-
         return Seq([Item(build(item, indent + 2)) for item in value], indent)
     text = str(value)
     return Scalar(render_scalar(text, "", text=True, parent_indent=0), text)
