@@ -74,8 +74,9 @@ class Response:
     cut_after: int | None = None
     # (bytes, seconds): send the body in such pieces with such pauses.
     drip: tuple[int, float] | None = None
-    # Seconds to wait before the status line.
+    # Seconds to wait before the status line, and between the bytes of status line and headers.
     delay: float = 0.0
+    drip_head: float = 0.0
     # These bytes are sent instead of a well-formed answer, then the connection is closed.
     raw: bytes | None = None
     # Close the connection after the answer.
@@ -342,6 +343,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             head.write(b"Connection: close\r\n")
         head.write(b"\r\n")
+        if response.drip_head:
+            for byte in head.getvalue():
+                self.wfile.write(bytes([byte]))
+                if stopping.wait(response.drip_head):
+                    return
+            head = io.BytesIO()
         if request.method == "HEAD" or not body:
             self.wfile.write(head.getvalue())
             if response.cut_after is not None or (length and request.method != "HEAD"):

@@ -41,11 +41,12 @@ class BlobStream:
         DeadlineExceeded.
         """
         if not self._left:
-            self._expect_end()
             return 0
         got = self._answer.readinto(view[: self._left])
         if got:
             self._left -= got
+            if not self._left:
+                self._expect_end()
         elif len(view):
             self.close()
             if self._answer.framed:

@@ -40,9 +40,10 @@ from unlade.registry.errors import BadResponse, HTTPFailure, NotFound, WrongCont
 from unlade.registry.hosts import PULL, RESOLVE, Host
 from unlade.registry.origins import Url
 from unlade.registry.paging import pages
+from unlade.registry.retry import retrying
 from unlade.registry.routes import Routes
 from unlade.registry.session import Session
-from unlade.registry.transport import Answer
+from unlade.registry.transport import Answer, Document
 from unlade.registry.uploads import Source, Uploads
 
 _ACCEPT_MANIFESTS: Final = {"Accept": ", ".join(ACCEPT)}
@@ -102,11 +103,9 @@ class Registry:
         purpose = f"resolve {ref}"
 
         def ask(host: Host, attempts: int | None) -> Resolved:
-            with self._get_manifest(host, ref, ref.wanted, purpose, deadline, attempts) as answer:
-                raw = answer.read(MAX_MANIFEST_BYTES)
-                announced = answer.headers.get("Docker-Content-Digest")
-                content_type = answer.headers.get("Content-Type")
-            digest = ref.digest or _announced_digest(announced, raw, purpose)
+            page = self._get_manifest(host, ref, ref.wanted, purpose, deadline, attempts)
+            raw, content_type = page.raw, page.headers.get("Content-Type")
+            digest = ref.digest or _announced_digest(page.headers.get("Docker-Content-Digest"), raw, purpose)
             _verify(digest, raw, purpose)
             document = decode_manifest(raw, content_type=content_type)
             descriptor = Descriptor(media_type=document.media_type, digest=digest, size=len(raw))
@@ -126,9 +125,7 @@ class Registry:
             )
 
         def ask(host: Host, attempts: int | None) -> bytes:
-            wanted = str(descriptor.digest)
-            with self._get_manifest(host, ref, wanted, purpose, deadline, attempts) as answer:
-                raw = answer.read(MAX_MANIFEST_BYTES)
+            raw = self._get_manifest(host, ref, str(descriptor.digest), purpose, deadline, attempts).raw
             if len(raw) != descriptor.size:
                 raise WrongContent(f"{purpose}: {len(raw)} bytes where {descriptor.size} were promised")
             _verify(descriptor.digest, raw, purpose)
@@ -216,14 +213,13 @@ class Registry:
         purpose = f"list the tags of {ref.name}"
         host = self._routes.hosts(ref.registry)[-1]
 
-        def fetch(url: Url) -> Answer:
-            return self._send(host, "GET", ref, url, purpose, deadline)
+        def fetch(url: Url) -> Document:
+            return self._read(host, ref, url, purpose, deadline, limit=_MAX_TAGS_BODY)
 
         first = host.url(f"{ref.repository}/tags/list?n={_TAGS_PAGE}")
-        for answer in pages(first, fetch, purpose):
-            raw = answer.read(_MAX_TAGS_BODY)
+        for page in pages(first, fetch, purpose):
             try:
-                listed = msgspec.json.decode(raw, type=_Tags).tags or []
+                listed = msgspec.json.decode(page.raw, type=_Tags).tags or []
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 raise BadResponse(f"{purpose}: the list cannot be read") from error
             for tag in listed:
@@ -307,14 +303,14 @@ class Registry:
             if artifact_type is not None:
                 path += f"?artifactType={quote(artifact_type, safe='')}"
             try:
-                for answer in pages(
+                for page in pages(
                     host.url(path),
-                    lambda url: self._send(host, "GET", ref, url, purpose, deadline, attempts=attempts),
+                    lambda url: self._read(host, ref, url, purpose, deadline, attempts=attempts),
                     purpose,
                 ):
-                    if not referrers.is_index(answer):
+                    if not referrers.is_index(page):
                         return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)[0]
-                    referrers.collect(found, referrers.read_index(answer, purpose), artifact_type, purpose)
+                    referrers.collect(found, referrers.read_index(page, purpose), artifact_type, purpose)
             except HTTPFailure as error:
                 if error.status not in (400, 404, 405):
                     raise
@@ -326,10 +322,8 @@ class Registry:
     def _keeps_referrers(self, ref: Reference, subject: Digest, deadline: Deadline) -> bool:
         host = self._routes.writer(ref.registry)
         try:
-            with self._send(
-                host, "GET", ref, f"referrers/{subject}", f"ask {host.origin} for referrers", deadline
-            ) as answer:
-                return referrers.is_index(answer)
+            path, purpose = f"referrers/{subject}", f"ask {host.origin} for referrers"
+            return referrers.is_index(self._read(host, ref, path, purpose, deadline))
         except HTTPFailure as error:
             if error.status in (400, 404, 405):
                 return False
@@ -347,13 +341,11 @@ class Registry:
         """The tag schema's list, and whether there is one at all."""
         tag = referrers.fallback_tag(subject)
         try:
-            answer = self._get_manifest(host, ref, tag, purpose, deadline, None)
+            page = self._get_manifest(host, ref, tag, purpose, deadline, None)
         except NotFound:
             return [], False
-        with answer:
-            index = referrers.read_index(answer, purpose)
         found: dict[Digest, Descriptor] = {}
-        referrers.collect(found, index, artifact_type, purpose)
+        referrers.collect(found, referrers.read_index(page, purpose), artifact_type, purpose)
         return list(found.values()), True
 
     def _change_list(
@@ -415,9 +407,30 @@ class Registry:
         purpose: str,
         deadline: Deadline,
         attempts: int | None,
-    ) -> Answer:
+    ) -> Document:
         path, headers = f"manifests/{wanted}", dict(_ACCEPT_MANIFESTS)
-        return self._send(host, "GET", ref, path, purpose, deadline, attempts=attempts, headers=headers)
+        return self._read(host, ref, path, purpose, deadline, attempts=attempts, headers=headers)
+
+    def _read(
+        self,
+        host: Host,
+        ref: Reference,
+        what: str | Url,
+        purpose: str,
+        deadline: Deadline,
+        *,
+        attempts: int | None = None,
+        headers: dict[str, str] | None = None,
+        limit: int = MAX_MANIFEST_BYTES,
+    ) -> Document:
+        """A whole body within a cap; one that breaks on the way is asked for again."""
+
+        def once() -> Document:
+            with self._send(host, "GET", ref, what, purpose, deadline, attempts=1, headers=headers) as answer:
+                return Document(answer.read(limit), answer.headers)
+
+        tries = attempts or self._config.attempts
+        return retrying(once, config=self._config, attempts=tries, deadline=deadline)
 
     def _send(
         self,

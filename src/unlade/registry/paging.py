@@ -13,7 +13,7 @@ from typing import Final
 
 from unlade.registry.errors import BadResponse, TooManyPages
 from unlade.registry.origins import Url, parse_url
-from unlade.registry.transport import Answer
+from unlade.registry.transport import Document
 
 # With pages of a thousand, a million entries: far beyond any repository that can be used.
 MAX_PAGES: Final = 1000
@@ -22,8 +22,8 @@ _LINK: Final = re.compile(r'<([^<>\s]*)>((?:\s*;\s*[A-Za-z*-]+(?:=(?:"[^"]*"|[^\
 _NEXT: Final = re.compile(r';\s*rel="?next"?(?:\s*;|\s*$)', re.IGNORECASE | re.ASCII)
 
 
-def pages(first: Url, fetch: Callable[[Url], Answer], purpose: str) -> Iterator[Answer]:
-    """Each page's answer, to be read before the next is asked for; raises TooManyPages."""
+def pages(first: Url, fetch: Callable[[Url], Document], purpose: str) -> Iterator[Document]:
+    """Each page, fetched as it is asked for; raises TooManyPages."""
     seen: set[str] = set()
     url: Url | None = first
     while url is not None:
@@ -33,10 +33,9 @@ def pages(first: Url, fetch: Callable[[Url], Answer], purpose: str) -> Iterator[
                 next_step="ask for something narrower, or report it to the registry's operator",
             )
         seen.add(url.target)
-        with fetch(url) as answer:
-            following = _next(answer.headers.get("Link", ""), url, purpose)
-            yield answer
-        url = following
+        page = fetch(url)
+        yield page
+        url = _next(page.headers.get("Link", ""), url, purpose)
 
 
 def _next(unsafe_header: str, current: Url, purpose: str) -> Url | None:

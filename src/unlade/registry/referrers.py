@@ -12,10 +12,10 @@ import json
 from typing import Any, Final
 
 from unlade.errors import RegistryError, UnladeError
-from unlade.model import MAX_MANIFEST_BYTES, Descriptor, Digest, Index, Manifest, decode_manifest
+from unlade.model import Descriptor, Digest, Index, Manifest, decode_manifest
 from unlade.model.mediatypes import OCI_INDEX
 from unlade.registry.errors import BadResponse, TooManyPages, WrongSubject
-from unlade.registry.transport import Answer
+from unlade.registry.transport import Document
 
 # Signatures, SBOMs and attestations of one image count in tens; a flood is an attack on whoever lists.
 MAX_REFERRERS: Final = 5000
@@ -48,11 +48,10 @@ def check_subject(
             )
 
 
-def read_index(answer: Answer, purpose: str) -> Index:
-    """The index in an answer, within the manifest's limits; raises BadResponse."""
-    raw = answer.read(MAX_MANIFEST_BYTES)
+def read_index(page: Document, purpose: str) -> Index:
+    """The index that a registry sent; raises BadResponse."""
     try:
-        document = decode_manifest(raw, content_type=answer.headers.get("Content-Type"))
+        document = decode_manifest(page.raw, content_type=page.media_type)
     except UnladeError as error:
         raise BadResponse(f"{purpose}: the list of referrers cannot be read: {error}") from error
     if not isinstance(document, Index):
@@ -60,9 +59,9 @@ def read_index(answer: Answer, purpose: str) -> Index:
     return document
 
 
-def is_index(answer: Answer) -> bool:
-    """Whether an answer claims to be one: some registries answer unknown routes with a page for people."""
-    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower() == OCI_INDEX
+def is_index(page: Document) -> bool:
+    """Whether a page claims to be one: some registries answer unknown routes with text for people."""
+    return page.media_type == OCI_INDEX
 
 
 def collect(found: dict[Digest, Descriptor], index: Index, artifact_type: str | None, purpose: str) -> None:

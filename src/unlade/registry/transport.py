@@ -156,7 +156,9 @@ class Answer:
         self.close()
 
 
-class _PatientConnection(HTTPConnection):
+class _Patient(HTTPConnection):
+    """What both kinds of connection do: answers are read, and blocks sent, under our limits."""
+
     response_class = PatientResponse
 
     def connect(self) -> None:
@@ -176,18 +178,29 @@ class _PatientConnection(HTTPConnection):
         return super().getresponse()
 
 
-class _PatientTLSConnection(HTTPSConnection):
-    response_class = PatientResponse
-    request = _PatientConnection.request
-    getresponse = _PatientConnection.getresponse
+class _PatientTLS(_Patient, HTTPSConnection):
+    """The same over TLS: its methods come before urllib3's."""
 
 
 class _Pool(HTTPConnectionPool):
-    ConnectionCls = _PatientConnection
+    ConnectionCls = _Patient
 
 
 class _TLSPool(HTTPSConnectionPool):
-    ConnectionCls = _PatientTLSConnection
+    ConnectionCls = _PatientTLS
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole answer, read within a cap."""
+
+    raw: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def media_type(self) -> str:
+        """Content-Type in lower case, without parameters."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +380,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 def _tls_failure(error: BaseException, url: Url) -> RegistryError:
     text = _short(error)
     if "WRONG_VERSION_NUMBER" in text or "HTTP_REQUEST" in text or "RECORD_LAYER_FAILURE" in text:
-        step = f"if that registry has no TLS and is trusted: --plain-http, or UNLADE_PLAIN_HTTP={url.origin.authority}"
+        step = f"if it has no TLS and is trusted: --plain-http or UNLADE_PLAIN_HTTP={url.origin.authority}"
     elif "EOF" in text or "TIMED" in text.upper():
         return Unreachable(f"the TLS connection to {url.origin} broke: {text}", next_step="try again")
     else:
