@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # look-ups and one sync: a few milliseconds. More per batch gains little, because the sync dominates.
 _PAGE: Final = 500
 _BATCH: Final = 64
+# A batch ends early when it took this long: the machine is busy, and others wait.
+_BATCH_SECONDS: Final = 0.005
 # Between two writes, so that whoever waits for the database gets it before us.
 _BREATH: Final = 0.001
 # A partial blob that nobody continued for this long will not be continued.
@@ -170,17 +172,21 @@ def _sweep(
 
 
 def _remove(store: DirStore, names: list[str], report: GCReport, before: float | None) -> list[str]:
-    """Remove those of the names that are garbage now; returns what they kept alive."""
-    orphans: list[str] = []
+    """Remove those of the names that are garbage now; returns what must be looked at (again)."""
+    again: list[str] = []
     with free_names(store, names) as free:
         victims: list[str] = []
         with store.database.write() as connection:
+            started = time.monotonic()
             for name in free:
+                if time.monotonic() - started > _BATCH_SECONDS:
+                    again.append(name)
+                    continue
                 if not _is_garbage(connection, name, before):
                     continue
                 size = connection.execute("SELECT size FROM objects WHERE name = ?", (name,)).fetchone()[0]
                 children = connection.execute("SELECT child FROM edges WHERE parent = ?", (name,)).fetchall()
-                orphans.extend(row[0] for row in children)
+                again.extend(row[0] for row in children)
                 forget(connection, name)
                 victims.append(name)
                 _count(report, name, size)
@@ -188,7 +194,7 @@ def _remove(store: DirStore, names: list[str], report: GCReport, before: float |
         for name in victims:
             hide_data(store.layout, name)
             failpoints.reach("store.gc.hidden")
-    return orphans
+    return again
 
 
 def _is_garbage(connection: Connection, name: str, before: float | None) -> bool:
