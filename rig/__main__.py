@@ -11,18 +11,24 @@ import os
 import sys
 import time
 
-from rig import RigError, engines
+from rig import RigError, engines, images
 
 DEFAULT_NAME = "default"
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    for engine in engines.select(arguments.engine):
+    wanted = [name for name in arguments.engine if name != "images"]
+    for engine in engines.select(wanted) if wanted or not arguments.engine else ():
         if not engine.built:
             _say(f"building {engine.name} {engine.version} …")
         for _, seconds in engines.build([engine.name]):
             state = "already built" if seconds is None else f"built in {seconds:.0f} s"
             _say(f"{engine.name} {engine.version}: {state}, {engine.output}")
+    if not arguments.engine or "images" in arguments.engine:
+        for image in images.IMAGES.values():
+            began = time.monotonic()
+            path = image.layer()
+            _say(f"image {image.name}: {path} ({time.monotonic() - began:.1f} s)")
     return 0
 
 
@@ -117,8 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rig", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
 
-    build = commands.add_parser("build", help="build engines into the cache (all, or those named)")
-    build.add_argument("engine", nargs="*", help="an engine or one of its commands")
+    build = commands.add_parser("build", help="build engines and images into the cache (all, or those named)")
+    build.add_argument("engine", nargs="*", help="an engine, one of its commands, or `images`")
     build.set_defaults(run=_build)
 
     which = commands.add_parser("which", help="print the path of a built command")

@@ -114,8 +114,8 @@ class ControlPlane:
             "--leader-elect=false",
             f"--controllers={controllers}",
             "--use-service-account-credentials=true",
-            # At the stock 20 calls a second it takes 4 s to get every controller its token. Tests that compare
-            # rates give their own limits, which come later on the command line and win.
+            # At the stock 20 calls a second it takes 4 s until every controller has its token. Tests that
+            # compare rates give their own limits, which come later on the command line and win.
             "--kube-api-qps=200",
             "--kube-api-burst=400",
             f"--service-account-private-key-file={self.authority.signing_key('service-accounts')}",

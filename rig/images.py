@@ -16,12 +16,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rig import RigError
 from rig.engines import cache
 from rig.machine import run
-from rig.oci import Pushed, Registry
+
+if TYPE_CHECKING:  # making a layer needs no HTTP client, so `python -m rig build` runs without one
+    from rig.oci import Pushed, Registry
 
 # The smallest init: waits for ever, ends on a signal, reaps what it inherits.
 PAUSE_SOURCE = """
@@ -115,12 +117,12 @@ def _make_busybox(target: Path) -> None:
 
 
 def _apt_sources() -> list[Path]:
-    """The machine's own apt source files, as apt itself would read them."""
+    """The machine's own apt source files that serve its release (others, of vendors, need keys of their own)."""
     directory = Path("/etc/apt/sources.list.d")
     found = [Path("/etc/apt/sources.list")]
     if directory.is_dir():
         found += sorted(path for path in directory.iterdir() if path.suffix in (".list", ".sources"))
-    return [path for path in found if path.is_file() and path.read_text().strip()]
+    return [path for path in found if path.is_file() and _suite() in path.read_text()]
 
 
 def _suite() -> str:
