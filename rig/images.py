@@ -117,7 +117,7 @@ def _make_busybox(target: Path) -> None:
 
 
 def _apt_sources() -> list[Path]:
-    """The machine's own apt source files that serve its release (others, of vendors, need keys of their own)."""
+    """The machine's own apt source files that serve its release (vendors' need keys of their own)."""
     directory = Path("/etc/apt/sources.list.d")
     found = [Path("/etc/apt/sources.list")]
     if directory.is_dir():
