@@ -16,7 +16,6 @@ import ctypes
 import errno
 import functools
 import os
-import stat
 from collections.abc import Iterator
 from typing import Final, Literal
 
@@ -175,11 +174,3 @@ def _link_target(dirfd: int, name: bytes) -> bytes | None:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             return None
         raise
-
-
-def is_link(dirfd: int, name: bytes) -> bool:
-    """Whether a single component names a symbolic link; False when it names nothing."""
-    try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=dirfd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False

@@ -28,6 +28,8 @@ _MAX_FOLLOWED: Final = 40  # links in one name, as the kernel allows (MAXSYMLINK
 # link targets used by every entry would otherwise cost thousands of lookups each.
 _MAX_LINK_STEPS: Final = 1_000_000
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# With open_beneath no O_NOFOLLOW: it would turn ELOOP, which means a link, into ENOTDIR, which may be a file.
+_BENEATH: Final = os.O_RDONLY | os.O_DIRECTORY
 # Parents that no entry describes: what everybody's mkdir -p gives, at a time that is the same everywhere.
 IMPLICIT_MODE: Final = 0o755
 IMPLICIT_MTIME: Final = 0
@@ -127,7 +129,7 @@ class Places:
         if place is not None:
             return place
         try:
-            fd = open_beneath(self.root.fd, path, _DIRECTORY)
+            fd = open_beneath(self.root.fd, path, _BENEATH)
         except OSError as error:
             if error.errno == errno.ENOENT:
                 return None
@@ -151,7 +153,7 @@ class Places:
         if place is not None:
             return place
         try:
-            fd = open_beneath(self.root.fd, path, _DIRECTORY)
+            fd = open_beneath(self.root.fd, path, _BENEATH)
         except OSError as error:
             if error.errno == errno.ENOENT and make:
                 return self._make(path)
@@ -206,16 +208,17 @@ class Places:
         while depth < len(path):
             end = path.find(b"/", depth)
             end = len(path) if end < 0 else end
-            name, here = path[depth:end], path[:end]
+            name, here = path[depth:end], self.note(path[:end])
             try:
                 os.mkdir(name, IMPLICIT_MODE, dir_fd=place.fd)
             except FileExistsError:
                 raise UnsafeLink(f"{show(here)} is a link or a file where a directory is needed") from None
             fd = os.open(name, _DIRECTORY, dir_fd=place.fd)
+            made = self.adopt(fd, here, IMPLICIT_MTIME)
             os.fchmod(fd, IMPLICIT_MODE)
-            self.implicit[self.note(here)] = None
+            self.implicit[here] = None
             self.closed.pop(here, None)
-            place = self.adopt(fd, here, IMPLICIT_MTIME)
+            place = made
             depth = end + 1
         return place
 

@@ -91,8 +91,10 @@ class TarReader:
     def advance(self) -> bool:
         """Move to the next entry; False after the last, once the rest of the stream has been taken."""
         if self._left or self._padding:
-            self._skip(self._left + self._padding)
-            self._left = self._padding = 0
+            self._skip(self._left)
+            padding, self._left, self._padding = self._padding, 0, 0
+            if not self._skip_padding(padding):
+                return False
         pax: dict[bytes, bytes] | None = None
         long_name = long_link = b""
         self._meta_bytes = 0
@@ -223,6 +225,17 @@ class TarReader:
             count -= self._size - self._at
             self._refill("inside a file")
         self._at += count
+
+    def _skip_padding(self, count: int) -> bool:
+        """False when the stream ends in it: umoci writes neither the last padding nor an end marker."""
+        while count > self._size - self._at:
+            count -= self._size - self._at
+            self._block = self._next()
+            self._at, self._size = 0, len(self._block)
+            if not self._size:
+                return False
+        self._at += count
+        return True
 
     def _take(self, count: int, where: str) -> bytes:
         parts = []
