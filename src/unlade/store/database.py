@@ -23,7 +23,7 @@ from typing import Final
 
 from unlade.errors import StoreError
 from unlade.kernel import failpoints
-from unlade.store.failure import NoSpace
+from unlade.store.failure import NoSpace, explained
 
 SCHEMA_VERSION: Final = 1
 # A checkpoint or a foreign sqlite shell may hold the database for a moment; our own writers never do.
@@ -160,6 +160,8 @@ class Database:
                     fcntl.flock(self._turn, fcntl.LOCK_UN)
         except sqlite3.Error as error:
             raise _explained(error, self._path) from error
+        except OSError as error:
+            raise explained(f"write {self._path}", error) from error
         finally:
             self._give(connection)
 
@@ -199,14 +201,17 @@ class Database:
                 raise StoreError("the store is closed", next_step="open it again")
             if self._pool:
                 return self._pool.pop()
-        connection = sqlite3.connect(
-            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        try:
+            connection = sqlite3.connect(
+                self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise _explained(error, self._path) from error
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-        except BaseException:
+        except sqlite3.Error as error:
             connection.close()
-            raise
+            raise _explained(error, self._path) from error
         return connection
 
     def _give(self, connection: sqlite3.Connection) -> None:

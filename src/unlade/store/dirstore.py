@@ -42,11 +42,19 @@ class DirStore:
         self.layout = Layout(Path(path).absolute())
         self.locks = KeyLocks(self.layout.locks)
         self.database = Database(self.layout.database)
-        self.leases = Leases(self.database, self.layout.owners)
+        try:
+            self.leases = Leases(self.database, self.layout.owners)
+        except BaseException:
+            self.database.close()
+            raise
         self.images = Images(self.database, self.layout, self.locks)
         self.grants = Grants(self.database)
         self.mounts = Mounts(self.database, self.layout.owners, self.leases.owner.name)
-        recover(self)
+        try:
+            recover(self)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def path(self) -> Path:

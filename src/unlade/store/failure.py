@@ -44,12 +44,15 @@ def explaining(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise NoSpace(
-                f"cannot {what}: {error.strerror}", next_step="free space, or run unlade gc"
-            ) from error
-        raise StoreFailure(
-            f"cannot {what}: {error.strerror or error}",
-            next_step="check the disk, the permissions and the limit of open files",
-            retryable=error.errno in _PASSING,
-        ) from error
+        raise explained(what, error) from error
+
+
+def explained(what: str, error: OSError) -> StoreError:
+    """The StoreError for an OSError that came up while doing this."""
+    if error.errno in _FULL:
+        return NoSpace(f"cannot {what}: {error.strerror}", next_step="free space, or run unlade gc")
+    return StoreFailure(
+        f"cannot {what}: {error.strerror or error}",
+        next_step="check the disk, the permissions and the limit of open files",
+        retryable=error.errno in _PASSING,
+    )

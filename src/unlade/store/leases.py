@@ -20,6 +20,7 @@ from unlade.errors import StoreError
 from unlade.kernel import failpoints
 from unlade.model import Digest
 from unlade.store.database import Database
+from unlade.store.failure import explaining
 from unlade.store.locks import OwnerLock
 
 
@@ -78,7 +79,8 @@ class Leases:
     def __init__(self, database: Database, owners: Path) -> None:
         self._database = database
         self._owners = owners
-        self.owner = OwnerLock(owners, uuid.uuid4().hex)
+        with explaining("announce this process in the store"):
+            self.owner = OwnerLock(owners, uuid.uuid4().hex)
 
     @contextmanager
     def lease(self, purpose: str, *, ttl: float) -> Iterator[DirLease]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from unlade.model import Deadline
+from unlade.store.failure import explaining
 
 # Another process's release is noticed within this time; doubling from the first keeps short waits short.
 _POLL_FIRST: Final = 0.002
@@ -97,6 +98,10 @@ class KeyLocks:
             pause = min(pause * 2, _POLL_LAST)
 
     def _attempt(self, name: str) -> int | None:
+        with explaining(f"lock {name}"):
+            return self._attempt_once(name)
+
+    def _attempt_once(self, name: str) -> int | None:
         path = self._directory / name
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -28,7 +28,7 @@ def put_image(store: DirStore, *layers: bytes, config: bytes = b"{}") -> Descrip
     """An image in the store, held by nothing yet."""
     for data in (config, *layers):
         store.put(blob(data), data)
-    raw = image(*map(blob, layers), config=blob(config))
+    raw = image(*map(blob, layers), config=blob(config, mediatypes.OCI_CONFIG))
     store.put(blob(raw, mediatypes.OCI_MANIFEST), raw)
     return blob(raw, mediatypes.OCI_MANIFEST)
 
