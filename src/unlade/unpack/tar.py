@@ -227,14 +227,13 @@ class TarReader:
         self._at += count
 
     def _skip_padding(self, count: int) -> bool:
-        """False when the stream ends in it: umoci writes neither the last padding nor an end marker."""
-        while count > self._size - self._at:
-            count -= self._size - self._at
+        """False when the stream ends before it: umoci writes neither the last padding nor an end marker."""
+        if count and self._at == self._size:
             self._block = self._next()
             self._at, self._size = 0, len(self._block)
             if not self._size:
                 return False
-        self._at += count
+        self._skip(count)
         return True
 
     def _take(self, count: int, where: str) -> bytes:
