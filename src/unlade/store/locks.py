@@ -99,9 +99,9 @@ class KeyLocks:
 
     def _attempt(self, name: str) -> int | None:
         with explaining(f"lock {name}"):
-            return self._attempt_once(name)
+            return self._flock_now(name)
 
-    def _attempt_once(self, name: str) -> int | None:
+    def _flock_now(self, name: str) -> int | None:
         path = self._directory / name
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

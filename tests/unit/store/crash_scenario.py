@@ -1,0 +1,144 @@
+"""A short life of a store that passes every durable step, to be killed at any of them by test_crash.
+
+Run as a program: STORE MODE [trace]. It can be run again on what an earlier run left, and ends well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+
+from tests.conformance.content_store import blob, image
+from unlade.kernel import failpoints
+from unlade.model import DiffID, Digest, mediatypes
+from unlade.store import DirStore, ImageRecord, collect, remove_image
+from unlade.tree import DirTrees, Scratch, Staging, fsck
+from unlade.unpack.filelist import FileListWriter
+from unlade.unpack.policy import Unpacked
+
+LOW, HIGH, STACK, MERGED, CONTEXT = (
+    Digest.of(name) for name in (b"low", b"high", b"stack", b"merged", b"ctx")
+)
+NO_DIFF = DiffID(Digest.of(b""))
+POINT = b"/mnt/crash"
+
+
+def live(store: DirStore) -> None:
+    """Pull, unpack, stack, mount, replace, remove, collect."""
+    trees = DirTrees(store)
+    with store.lease("pull") as lease:
+        with store.ingest(blob(b"layer"), lease=lease) as ingest:
+            if not ingest.present:
+                ingest.discard()
+                ingest.write(b"lay")
+        with store.ingest(blob(b"layer"), lease=lease) as ingest:
+            if not ingest.present:
+                ingest.write(b"layer"[ingest.offset :])
+            ingest.commit()
+        raw = image(blob(b"layer"), config=blob(b"{}"))
+        manifest = blob(raw, mediatypes.OCI_MANIFEST)
+        store.put(blob(b"{}"), b"{}", lease=lease)
+        store.put(manifest, raw, lease=lease)
+        store.images.put(ImageRecord("r.test/app:v1", "", manifest, content=True))
+        for key in (LOW, HIGH):
+            with trees.stage(key, lease=lease) as staging:
+                if staging.existing is None:
+                    write(staging, "file", b"text " + key.hex.encode())
+                    staging.commit(size=1, has_root=key == LOW)
+        with trees.stage(STACK, lease=lease) as staging:
+            staging.commit(size=2, layers=[LOW, HIGH])
+        with trees.stage(MERGED, lease=lease) as merged:
+            if merged.existing is None:
+                for name in ("one", "two"):
+                    scratch = merged.scratch()
+                    write(scratch, name, name.encode())
+                    merged.merge(scratch, Unpacked(1, 3, NO_DIFF, implicit_dirs=(b"",)))
+                merged.commit(size=6)
+        with trees.stage(Digest.of(b"detached"), lease=lease) as staging:
+            if staging.existing is None:
+                write(staging, "file", b"context")
+                staging.detach()
+                staging.commit(size=7, key=CONTEXT)
+        with store.ingest(blob(b"moved")) as ingest, trees.stage(Digest.of(b"raw"), lease=lease) as staging:
+            if staging.existing is None:
+                ingest.discard()
+                ingest.write(b"moved")
+                ingest.move_into(staging.dirfd, b"file", mode=0o644)
+                record(staging, "file", b"moved")
+                staging.commit(size=5)
+        store.images.put(ImageRecord("r.test/app:v1", "", manifest, tree=STACK))
+        store.images.put(ImageRecord("r.test/app:v1", "kata", manifest, tree=MERGED))
+        with store.mounts.mounting(POINT, STACK):
+            pass
+    remove_image(store, "r.test/app:v1", "kata")
+    collect(store, mounted={POINT})
+    store.mounts.remove(POINT)
+    leave_strays(store)
+    with DirStore(store.path):
+        pass
+    collect(store, mounted=set())
+
+
+def leave_strays(store: DirStore) -> None:
+    """What crashes of long ago left."""
+    (store.layout.staged(Digest.of(b"stale")) / "root").mkdir(parents=True, exist_ok=True)
+    store.layout.blob(Digest.of(b"stray")).write_bytes(b"stray")
+    partial = store.layout.partial(Digest.of(b"partial"))
+    partial.write_bytes(b"par")
+    os.utime(partial, (0, 0))
+    taken_back = store.layout.blob(Digest.of(b"taken back"))
+    if store.stat(Digest.of(b"taken back")) is None:
+        taken_back.write_bytes(b"taken back")
+    with store.ingest(blob(b"taken back")) as ingest:
+        ingest.commit()
+    store.delete(Digest.of(b"taken back"))
+
+
+def rot(store: DirStore) -> None:
+    """Damage something of each kind, and repair."""
+    trees = DirTrees(store)
+    raw = image(config=blob(b"{}"))
+    manifest = blob(raw, mediatypes.OCI_MANIFEST)
+    with store.lease("pull") as lease:
+        store.put(blob(b"{}"), b"{}", lease=lease)
+        store.put(manifest, raw, lease=lease)
+        with trees.stage(LOW, lease=lease) as staging:
+            if staging.existing is None:
+                write(staging, "file", b"text")
+                staging.commit(size=4)
+        with trees.stage(STACK, lease=lease) as staging:
+            staging.commit(size=4, layers=[LOW])
+        store.images.put(ImageRecord("r.test/app:v1", "", manifest, content=True))
+        store.images.put(ImageRecord("r.test/app:v1", "kata", manifest, tree=STACK, content=True))
+        store.layout.blob(Digest.of(b"{}")).write_bytes(b"[]")
+        fsck(store, repair=True)
+        tree = trees.find(LOW)
+        if tree and tree.path:
+            (tree.path / "file").write_bytes(b"rust")
+        fsck(store, repair=True)
+
+
+def write(staging: Staging | Scratch, name: str, data: bytes) -> None:
+    (staging.path / name).write_bytes(data)
+    record(staging, name, data)
+
+
+def record(staging: Staging | Scratch, name: str, data: bytes) -> None:
+    info = (staging.path / name).stat()
+    writer = FileListWriter(staging.files_out)
+    mode = info.st_mode & 0o7777
+    writer.add("f", name, mode, info.st_uid, info.st_gid, info.st_mtime_ns, len(data), zlib.crc32(data))
+    writer.flush()
+
+
+def main() -> None:
+    path, mode, *trace = sys.argv[1:]
+    if trace:
+        failpoints.reach = print
+    with DirStore(path) as store:
+        {"live": live, "rot": rot}[mode](store)
+
+
+if __name__ == "__main__":
+    main()
