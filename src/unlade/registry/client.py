@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -80,6 +81,8 @@ class Registry:
         self._session = Session(self._config, credentials or NoCredentials())
         self._routes = Routes(self._config)
         self._uploads = Uploads(self._session, self._routes)
+        # Referrers pushed at once from here must not overwrite one another's entry in a tag schema's list.
+        self._lists = threading.Lock()
 
     def close(self) -> None:
         """Close idle connections."""
@@ -309,12 +312,12 @@ class Registry:
                     purpose,
                 ):
                     if not referrers.is_index(page):
-                        return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)[0]
+                        return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)
                     referrers.collect(found, referrers.read_index(page, purpose), artifact_type, purpose)
             except HTTPFailure as error:
                 if error.status not in (400, 404, 405):
                     raise
-                return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)[0]
+                return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)
             return list(found.values())
 
         return self._routes.first_of(ref.registry, RESOLVE, ask)
@@ -337,32 +340,30 @@ class Registry:
         artifact_type: str | None,
         purpose: str,
         deadline: Deadline,
-    ) -> tuple[list[Descriptor], bool]:
-        """The tag schema's list, and whether there is one at all."""
+    ) -> list[Descriptor]:
+        """The tag schema's list; empty where there is none."""
         tag = referrers.fallback_tag(subject)
         try:
             page = self._get_manifest(host, ref, tag, purpose, deadline, None)
         except NotFound:
-            return [], False
+            return []
         found: dict[Digest, Descriptor] = {}
         referrers.collect(found, referrers.read_index(page, purpose), artifact_type, purpose)
-        return list(found.values()), True
+        return list(found.values())
 
     def _change_list(
         self, ref: Reference, subject: Digest, entry: Descriptor, *, add: bool, deadline: Deadline
     ) -> None:
         host = self._routes.writer(ref.registry)
         purpose = f"keep the list of referrers of {ref.name}@{subject}"
-        for _ in range(referrers.RACES):
-            entries, exists = self._listed_by_tag(host, ref, subject, None, purpose, deadline)
-            present = any(one.digest == entry.digest for one in entries)
-            if present == add:
-                return
-            if not add and not exists:
-                return
-            kept = [one for one in entries if one.digest != entry.digest]
-            raw = referrers.encode_index([*kept, entry] if add else kept)
-            self._put(ref, raw, OCI_INDEX, referrers.fallback_tag(subject), Digest.of(raw), deadline)
+        with self._lists:
+            for _ in range(referrers.RACES):
+                entries = self._listed_by_tag(host, ref, subject, None, purpose, deadline)
+                if any(one.digest == entry.digest for one in entries) == add:
+                    return
+                kept = [one for one in entries if one.digest != entry.digest]
+                raw = referrers.encode_index([*kept, entry] if add else kept)
+                self._put(ref, raw, OCI_INDEX, referrers.fallback_tag(subject), Digest.of(raw), deadline)
         raise referrers.ListNotKept(f"{purpose}: other writers kept changing it", next_step="push again")
 
     # Logging in.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from unlade.errors import RegistryError
+from unlade.errors import RegistryError, UnladeError
 from unlade.model import Deadline
 from unlade.registry.auth import Authenticator, Scope
 from unlade.registry.config import RegistryConfig
@@ -164,10 +164,10 @@ class Session:
                 self._auth.forget(host, scope, credential)
             try:
                 understood = self._auth.learn(host, answer.headers, scope)
-            except RegistryError:
+                again = self._auth.header(host, scope, credential, call.deadline) if understood else None
+            except UnladeError:
                 answer.discard()
                 raise
-            again = self._auth.header(host, scope, credential, call.deadline) if understood else None
             if again is not None and again != authorization:
                 answer.discard()
                 answer = self._follow(call, again)

@@ -24,7 +24,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Timeout
 
-from unlade.errors import RegistryError
+from unlade.errors import RegistryError, UnladeError
 from unlade.model import Deadline
 from unlade.registry import patience as patience_
 from unlade.registry.config import RegistryConfig
@@ -93,7 +93,7 @@ class Answer:
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise _translate(error, self.url) from error
-        except RegistryError:
+        except UnladeError:
             self.close()
             raise
         if not got:
@@ -189,6 +189,11 @@ class _Pool(HTTPConnectionPool):
 class _TLSPool(HTTPSConnectionPool):
     ConnectionCls = _PatientTLS
 
+    def _validate_conn(self, conn: Any) -> None:
+        """Connect; without urllib3's warning when verification is off, which the caller asked for by name."""
+        if conn.is_closed:
+            conn.connect()
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -241,13 +246,15 @@ class Transport:
         if left is not None:
             connect, answer = max(min(connect, left), 0.01), max(min(answer, left), 0.01)
         origin = url.origin
-        manager = self._manager(tls if origin.scheme == "https" else None, self._proxy(origin))
+        proxy = self._proxy(origin)
+        manager = self._manager(tls if origin.scheme == "https" else None, proxy)
         pool = manager.connection_from_host(origin.host, origin.port, origin.scheme)
         patience_.set_current(patience)
         try:
             response = pool.urlopen(
                 method,
-                url.target,
+                # A proxy is told the whole URL; over TLS it only carries bytes.
+                str(url) if proxy and origin.scheme == "http" else url.target,
                 body=cast("Any", body() if callable(body) else body),
                 headers={"Accept-Encoding": "identity", "User-Agent": self._config.user_agent, **headers},
                 retries=False,
