@@ -47,6 +47,10 @@ def add_image(kit: Kit, layers: Sequence[Layer], *, docker: bool = False, archit
     tars = [tar(entries) for _, _, entries in layers]
     config = kit.json(DOCKER_CONFIG if docker else OCI_CONFIG, image_config(tars, architecture))
     blobs = [kit.blob(kind, pack(data)) for (kind, pack, _), data in zip(layers, tars, strict=True)]
+    for blob in blobs:
+        if "foreign" in blob["mediaType"]:
+            # Registries demand an address; pushed with the blob, nobody should ever use it (CVE-2020-15157).
+            blob["urls"] = ["https://layers.example.invalid/base.tar.gz"]
     return kit.manifest(config, blobs, media_type=DOCKER_MANIFEST if docker else OCI_MANIFEST)
 
 

@@ -35,11 +35,15 @@ class Access:
 
 
 class RealRegistry:
-    """`with RealRegistry(binary, directory) as registry: registry.host`; `secure` adds TLS and htpasswd."""
+    """`with RealRegistry(binary, directory) as registry: registry.host`; `secure` adds TLS and htpasswd.
 
-    def __init__(self, binary: Path, directory: Path, *, secure: bool = False) -> None:
+    `auth` is another auth section for its configuration, such as one with a token server.
+    """
+
+    def __init__(self, binary: Path, directory: Path, *, secure: bool = False, auth: str = "") -> None:
         self.directory = directory
         self.secure = secure
+        self._auth = auth
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
         self._log = directory / "registry.log"
@@ -81,7 +85,7 @@ class RealRegistry:
 
     def _start(self, port: int) -> None:
         config = self.directory / "config.yml"
-        tls = auth = ""
+        tls, auth = "", self._auth
         if self.secure:
             authority = Authority(str(self.directory))
             pair = authority.issue("localhost", "127.0.0.1")
@@ -98,6 +102,8 @@ class RealRegistry:
             "log:\n  level: warn\n  accesslog:\n    disabled: false\n"
             f"storage:\n  filesystem:\n    rootdirectory: {self.directory}/content\n"
             "  delete:\n    enabled: true\n  tag:\n    concurrencylimit: 4\n"
+            # Manifests with foreign layers must name an address; only this one, which is nobody's, is let in.
+            "validation:\n  manifests:\n    urls:\n      allow:\n        - ^https://layers\\.example\\.invalid/\n"
             f"http:\n  addr: 127.0.0.1:{port}\n  relativeurls: true{tls}{auth}\n"
         )
         environment = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
