@@ -81,6 +81,7 @@ class _Context:
         self._writer = writer
         self._deadline = deadline
         self._implicit = frozenset(unpacked.implicit_dirs)
+        self._hidden = frozenset(unpacked.whiteouts)
         # Times of the layer's own directories, to be put back after names were added to them.
         self._times: dict[bytes, tuple[int, int]] = {}
 
@@ -99,8 +100,8 @@ class _Context:
                 os.close(fd)
 
     def _adopt_directory(self, path: bytes) -> None:
-        if self._hidden_by_layer(path):
-            return
+        # Also where an opaque parent hides the lower directory's content: umoci and containerd look for the
+        # attributes before they hide anything.
         found = _lookup(self._lower, path)
         if found is None:
             return

@@ -91,12 +91,29 @@ class _Merge:
         self._own: set[bytes] = set()
 
     def run(self) -> None:
+        self._inherit()
         self._hide()
         self._join()
         for name, target in self._unpacked.pending_links:
             self._deadline.check()
             self._link(name, target)
         self._settle()
+
+    def _inherit(self) -> None:
+        """A directory without an entry has the attributes of the lower one even where an opaque parent hides
+        that one's content: so do umoci and containerd, which look for them before they hide anything.
+        """
+        above = tuple(path + b"/" if path else b"" for path in self._unpacked.opaques)
+        for path in self._unpacked.implicit_dirs if above else ():
+            if not path or not path.startswith(above):
+                continue
+            lower = self._dst.open(path)
+            if lower is not None:
+                try:
+                    with self._src.opened(path) as layer:
+                        copy_attributes(lower, layer, self._dst.before[path])
+                finally:
+                    os.close(lower)
 
     def _hide(self) -> None:
         for path in self._unpacked.opaques:

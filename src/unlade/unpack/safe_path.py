@@ -1,6 +1,6 @@
-"""The one grammar for names that people put on files: titles, file paths, prefixes.
+"""The one grammar for names that people put on files, applied to bytes: titles, file paths, prefixes.
 
-A safe path is relative, has no empty part, no `.` or `..`, no NUL, and fits PATH_MAX and NAME_MAX. It is
+The grammar is `model.paths`: relative, no empty part, no `.` or `..`, no NUL, within PATH_MAX and NAME_MAX. It is
 checked before any use (formats, "Rules that decide", 4); archives' own names are a wider language that
 `unpack.names` reads. Passing this check says nothing about links that stand on the way: opening beneath
 a descriptor does.
@@ -9,13 +9,9 @@ a descriptor does.
 from __future__ import annotations
 
 import os
-from typing import Final
 
+from unlade.model.paths import relative_problem
 from unlade.unpack.refusals import UnsafeName, show
-
-_MAX_PATH: Final = 4095  # PATH_MAX counts the NUL
-_MAX_PART: Final = 255  # NAME_MAX of every file system we meet
-_MAX_DEPTH: Final = 128  # as Limits.max_depth
 
 
 def check(unsafe: bytes | str) -> tuple[bytes, ...]:
@@ -25,26 +21,13 @@ def check(unsafe: bytes | str) -> tuple[bytes, ...]:
             unsafe = unsafe.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise UnsafeName(f"the name {unsafe[:200]!a} is not valid Unicode") from None
-    parts = tuple(unsafe.split(b"/"))
-    problem = ""
-    if not unsafe:
-        problem = "is empty"
-    elif b"\0" in unsafe:
-        problem = "contains NUL"
-    elif unsafe.startswith(b"/"):
-        problem = "is absolute"
-    elif b".." in parts:
-        problem = "contains '..'"
-    elif b"" in parts or b"." in parts:
-        problem = "has an empty or '.' part"
-    elif len(unsafe) > _MAX_PATH or len(max(parts, key=len)) > _MAX_PART or len(parts) > _MAX_DEPTH:
-        problem = "is too long"
+    problem = relative_problem(unsafe)
     if problem:
         raise UnsafeName(
             f"the name {show(unsafe)} {problem}",
             next_step="the publisher must give a plain relative path",
         )
-    return parts
+    return tuple(unsafe.split(b"/"))
 
 
 def check_text(unsafe: str) -> str:

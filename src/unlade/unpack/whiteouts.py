@@ -62,26 +62,53 @@ class Whiteouts:
 
     def settle(self, deadline: Deadline) -> Iterator[bytes]:
         """Put them into overlayfs's form; yields the names of the nodes that were made."""
+        # Opaque directories first, and whiteouts from the root down: what lies below an opaque directory
+        # or below a whiteout is hidden already. A node there would be worse than useless: overlay lists
+        # the names of whiteouts in a directory that it does not merge, and then does not find them.
+        opaque = set(self.opaque)
         for path in self.hidden:
+            if path not in opaque and self._is_own_directory(path):
+                # The layer has the name itself. A directory must not merge with the one it replaces.
+                opaque.add(path)
+        for path in opaque:
             deadline.check()
+            self._mark_opaque(path)
+        for path in sorted(self.hidden, key=lambda path: path.count(b"/")):
+            deadline.check()
+            if path in opaque or _is_below(path, opaque):
+                continue
             parent, _, name = path.rpartition(b"/")
             place = self._places.exact(parent, make=True)
             if place is None:
-                continue  # this layer has a link or file where the parent was: nothing is left to hide
+                continue  # this layer has a link, file or whiteout where the parent was: nothing left to hide
             try:
-                mode = os.stat(name, dir_fd=place.fd, follow_symlinks=False).st_mode
+                os.stat(name, dir_fd=place.fd, follow_symlinks=False)
             except FileNotFoundError:
                 files.make_whiteout(place.fd, name)
                 yield path
-            else:
-                # The layer has the name itself. A directory must not merge with the one it replaces.
-                if stat.S_ISDIR(mode):
-                    self._mark_opaque(path)
-        for path in self.opaque:
-            deadline.check()
-            self._mark_opaque(path)
+
+    def _is_own_directory(self, path: bytes) -> bool:
+        parent, _, name = path.rpartition(b"/")
+        place = self._places.exact(parent)
+        if place is None:
+            return False
+        try:
+            return stat.S_ISDIR(os.stat(name, dir_fd=place.fd, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
 
     def _mark_opaque(self, path: bytes) -> None:
         place = self._places.exact(path, make=True)
         if place is not None:
             os.setxattr(place.fd, _OPAQUE_XATTR, b"y")
+
+
+def _is_below(path: bytes, directories: set[bytes]) -> bool:
+    if b"" in directories:
+        return True
+    parent = path.rpartition(b"/")[0]
+    while parent:
+        if parent in directories:
+            return True
+        parent = parent.rpartition(b"/")[0]
+    return False

@@ -181,7 +181,7 @@ class Writer:
         # Entered and written by us until the end, whatever its mode: only then is the mode its own.
         first_mode = mode & 0o777 | stat.S_IRWXU
         known: Place | None = None
-        again = False
+        again = replaced = False
         try:
             os.mkdir(name, first_mode, dir_fd=place.fd)
         except FileExistsError:
@@ -193,8 +193,11 @@ class Writer:
             else:
                 self._clear(place, name)
                 os.mkdir(name, first_mode, dir_fd=place.fd)
+                replaced = True
+        if (self._pending.pop(path, None) is not None or replaced) and self._image:
+            # Something else had this name in the layer before, and ended any lower directory's content.
+            self._whiteouts.hide(path)
         self._places.implicit.pop(path, None)
-        self._pending.pop(path, None)
         self._places.closed.pop(path, None)
         if known is None:
             fd = os.open(name, _DIRECTORY, dir_fd=place.fd)
