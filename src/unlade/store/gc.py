@@ -91,6 +91,7 @@ def collect(
     _sweep(store, _all_names(store, deadline), report, _before(keep_recent, now), deadline)
     _sweep_partials(store, report, now - PARTIAL_SECONDS)
     _sweep_strays(store, report, deadline)
+    _sweep_locks(store)
     empty_trash(store.layout)
     return report
 
@@ -254,6 +255,14 @@ def _sweep_strays(store: DirStore, report: GCReport, deadline: Deadline) -> None
                 continue
             if not _recorded(store, f"t:{key}"):
                 report.strays += _remove_stray(store, f"t:{key}", tree_lock(key), entry.path)
+
+
+def _sweep_locks(store: DirStore) -> None:
+    """Names that a killed process held: the kernel let go of the locks, nobody removed the files."""
+    for entry in list(_entries(store.layout.locks)):
+        # To hold a name and let it go is what removes its file.
+        with store.locks.try_hold(entry.name):
+            pass
 
 
 def _remove_stray(store: DirStore, name: str, lock: str, path: str) -> int:

@@ -103,11 +103,10 @@ class Layout:
         for name in _PRIVATE:
             (self.private / name).mkdir(mode=0o700, exist_ok=True)
         if not marker.exists():
-            # Every process that opens a new store at the same moment writes the same marker.
-            temporary = self.locks / uuid.uuid4().hex
-            replace_file(
-                marker, json.dumps({"imageLayoutVersion": LAYOUT_VERSION}).encode(), temporary=temporary
-            )
+            # Every process that opens a new store at the same moment writes the same marker. A temporary
+            # file that a crash leaves there is swept with the locks of the dead.
+            data = json.dumps({"imageLayoutVersion": LAYOUT_VERSION}).encode()
+            replace_file(marker, data, temporary=self.locks / uuid.uuid4().hex)
         elif json.loads(marker.read_bytes()).get("imageLayoutVersion") != LAYOUT_VERSION:
             raise NotAStore(
                 f"{root} is an image layout of another version",

@@ -30,6 +30,8 @@ class Listing:
         self._records: dict[bytes, tuple[int, FileRecord]] = {}
         # All below this name that is older than this is gone.
         self._ended: dict[bytes, int] = {}
+        # Names that have, or had, something below them; not all of them have records of their own.
+        self._parents: set[bytes] = set()
 
     @classmethod
     def of(cls, lines: Iterable[bytes]) -> Listing:
@@ -63,8 +65,12 @@ class Listing:
             target = self.get(record.link_target)
             if target is not None:
                 record = msgspec.structs.replace(target, name=record.name)
-        if record.type != "d" and name in self._records:
+        if record.type != "d" and name in self._parents:
             self._end_below(name)
+        parent = name.rpartition(b"/")[0]
+        while parent and parent not in self._parents:
+            self._parents.add(parent)
+            parent = parent.rpartition(b"/")[0]
         self._clock += 1
         self._records[name] = (self._clock, record)
 

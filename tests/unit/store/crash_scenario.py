@@ -132,10 +132,14 @@ def record(staging: Staging | Scratch, name: str, data: bytes) -> None:
     writer.flush()
 
 
+def announce(name: str) -> None:
+    print(name)
+
+
 def main() -> None:
     path, mode, *trace = sys.argv[1:]
     if trace:
-        failpoints.reach = print
+        failpoints.reach = announce
     with DirStore(path) as store:
         {"live": live, "rot": rot}[mode](store)
 

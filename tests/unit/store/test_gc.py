@@ -231,3 +231,10 @@ def fill(store: DirStore, count: int) -> None:
             "INSERT INTO objects (name, size, created) VALUES (?, 0, 0)",
             [(f"b:{digest}",) for digest in digests],
         )
+
+
+def test_locks_of_the_dead_go_and_those_of_the_living_stay(store: DirStore) -> None:
+    (store.layout.locks / "dead").touch()
+    with DirStore(store.path) as other, other.locks.hold("living"):
+        collect(store)
+        assert os.listdir(store.layout.locks) == ["living"]
