@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unlade.cli.completion import stored_references
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
+from unlade.cli.settings import Settings, output_option, pass_settings, registry_options
 
 if TYPE_CHECKING:
     from unlade.model import Deadline, Descriptor, Index, Manifest, Reference
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Print the manifest's bytes as they are.")
 @click.option("--tags", is_flag=True, help="List the repository's tags instead.")
 @output_option()
-@shared_options
+@registry_options
 @pass_settings
 def inspect(
     settings: Settings,
@@ -90,7 +90,7 @@ def _resolve(
     registry: Registry, reference: Reference, platform: str | None, deadline: Deadline
 ) -> tuple[Descriptor, bytes, Manifest | Index]:
     from unlade.model import Index, Platform, decode_manifest
-    from unlade.plan import select
+    from unlade.planning import select
 
     answer = registry.resolve(reference, deadline=deadline)
     document = decode_manifest(answer.raw, content_type=answer.content_type)

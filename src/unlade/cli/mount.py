@@ -11,7 +11,7 @@ import click
 
 from unlade.cli.completion import stored_references
 from unlade.cli.request import make_request, parse_references, request_options
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
+from unlade.cli.settings import Settings, output_option, pass_settings, shared_options, store_options
 
 
 @click.command(short_help="Mount references read-only at a directory.")
@@ -59,7 +59,7 @@ def mount(
       unlade mount --exec alpine:3.20 /mnt/alpine
       unlade mount --sub-path etc --pull never alpine:3.20 /mnt/etc
     """
-    from unlade.deliver import Engine, Mounted
+    from unlade.delivery import Engine, Mounted
     from unlade.mount import MountOptions
 
     references = parse_references(names)
@@ -99,7 +99,7 @@ def mount(
 @click.command(short_help="Take a mount away.")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("--lazy", is_flag=True, help="Even when it is in use: it goes when its last user does.")
-@shared_options
+@store_options
 @pass_settings
 def unmount(settings: Settings, *, directory: str, lazy: bool) -> None:
     """Unmount what `unlade mount` mounted at DIR. Its content stays in the store until `unlade gc`.

@@ -10,14 +10,14 @@ import click
 
 from unlade.cli.completion import stored_references
 from unlade.cli.request import make_request, parse_references, request_options
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
+from unlade.cli.settings import Settings, output_option, pass_settings, registry_options
 
 
 @click.command(short_help="Show what a reference would become.")
 @click.argument("names", nargs=-1, required=True, metavar="REF...", shell_complete=stored_references)
 @request_options
 @output_option()
-@shared_options
+@registry_options
 @pass_settings
 def plan(settings: Settings, *, names: tuple[str, ...], output: str, **options: Any) -> None:
     """List each file that REF would become, its size, its layer and the rule that puts it there.
@@ -32,7 +32,7 @@ def plan(settings: Settings, *, names: tuple[str, ...], output: str, **options: 
       unlade plan --unpack never registry.example.com/team/site:v1
     """
     from unlade.cli.output import emit, human
-    from unlade.deliver import AsTree, Engine
+    from unlade.delivery import AsTree, Engine
 
     references = parse_references(names)
     request = make_request(references, AsTree(), pull="always", **options)

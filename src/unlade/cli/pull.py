@@ -17,7 +17,7 @@ from unlade.cli.request import make_request, parse_references, request_options
 from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
 
 if TYPE_CHECKING:
-    from unlade.deliver import Delivered, Destination
+    from unlade.delivery import Delivered, Destination
 
 
 @click.command(short_help="Fetch references into the store or a directory.")
@@ -69,7 +69,7 @@ def pull(
       unlade pull --referrer application/spdx+json alpine:3.20 ./sbom
       unlade pull registry.example.com/team/site:v1 - | tar -tv
     """
-    from unlade.deliver import Directory, Engine, InStore, TarStream
+    from unlade.delivery import Directory, Engine, InStore, TarStream
 
     names, place = (arguments, None) if len(arguments) == 1 else (arguments[:-1], arguments[-1])
     references = parse_references(names)

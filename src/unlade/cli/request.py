@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from unlade.deliver import Destination, Request
+    from unlade.delivery import Destination, Request
     from unlade.model import Reference
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -47,6 +47,13 @@ _OPTIONS: Final = (
     click.option(
         "--artifact-type", default="", metavar="TYPE", help="Choose from an index by artifact type."
     ),
+    click.option(
+        "--annotation",
+        "annotations",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Choose from an index by annotation; may be repeated.",
+    ),
 )
 
 
@@ -77,10 +84,11 @@ def make_request(
     referrer: str,
     referrer_from: str | None,
     artifact_type: str,
+    annotations: tuple[str, ...],
     **more: Any,
 ) -> Request:
     """The request that the options describe."""
-    from unlade.deliver import Request
+    from unlade.delivery import Request
     from unlade.model import Platform
 
     return Request(
@@ -94,5 +102,13 @@ def make_request(
         referrer=referrer,
         referrer_from=parse_references([referrer_from])[0] if referrer_from else None,
         artifact_type=artifact_type,
+        annotations=dict(_key_value(text) for text in annotations),
         **more,
     )
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.UsageError(f"--annotation {text!r} is not KEY=VALUE")
+    return key, value

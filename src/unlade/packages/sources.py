@@ -9,7 +9,7 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 
-from unlade.deliver import Directory, Engine, InStore, Request
+from unlade.delivery import Directory, Engine, InStore, Request
 from unlade.errors import StoreError
 from unlade.model import Deadline, Digest, Reference
 from unlade.packages.gitsource import default_branch, fetch_git

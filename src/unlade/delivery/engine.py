@@ -1,0 +1,367 @@
+"""The use case every face asks for: these references, by this policy, as a directory here.
+
+An `Engine` holds what is worth keeping between deliveries: the registry's connections, the store, the
+unpack workers. `deliver` may be called from many threads at once; deliveries of one content share the
+work, because trees and blobs are made under a lock by their key (in this process and among others), and
+everybody else finds them made. While a delivery runs, a lease keeps what it touches from being collected;
+when it ends, a record does.
+
+Cost: a delivery that finds its tree asks the database a handful of questions; a cold one costs its bytes
+once over the network and once to the disk. Memory grows with `jobs`, not with content.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, Literal
+
+from unlade.delivery.build import Builder, Context
+from unlade.delivery.images import diff_ids
+from unlade.delivery.owndir import staged_beside
+from unlade.delivery.request import (
+    AsTree,
+    Delivered,
+    Directory,
+    InStore,
+    Mounted,
+    Request,
+    TarStream,
+)
+from unlade.delivery.sources import Found, Sources
+from unlade.delivery.stack import Layers
+from unlade.errors import IntegrityError, NothingProduced, StoreError
+from unlade.model import MAX_MANIFEST_BYTES, Deadline, Descriptor, DiffID, Digest
+from unlade.mount import mount_layers
+from unlade.pack import write_tar
+from unlade.planning import Plan, PlanOptions, Step, make_plan, merge_plans
+from unlade.registry import Registry
+from unlade.store import DirStore, ImageRecord, Lease
+from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump, silent
+from unlade.tree import DirStaging, DirTrees, Tree
+from unlade.unpack import RULES_VERSION, UnpackPolicy, WorkerPool
+
+# Two archives at once keep two cores busy; more help only where the network is the limit.
+_DEFAULT_JOBS: Final = max(2, min(8, os.cpu_count() or 2))
+
+
+class Engine:
+    """Delivers; thread-safe. A context manager, or call `close`.
+
+    Without a store only directories and streams can be delivered. The registry and the store belong to
+    the caller, the workers to the engine.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: DirStore | None = None,
+        *,
+        jobs: int = _DEFAULT_JOBS,
+        connections: int = 1,
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._jobs = jobs
+        self._workers = WorkerPool(jobs)
+        self._fetcher = Fetcher(registry, connections=connections)
+        self._sources = Sources(registry, store)
+        self._builder = Builder(self._fetcher, self._workers, store, jobs=jobs)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers; idempotent."""
+        self._workers.close()
+
+    def plan(self, request: Request, *, deadline: Deadline | None = None) -> tuple[Plan, tuple[Found, ...]]:
+        """What the request would become, before content is fetched where the format allows (V16)."""
+        deadline = deadline or Deadline.never()
+        found = tuple(self._sources.find(ref, request, deadline=deadline) for ref in request.references)
+        return self._plan(found, request, deadline), found
+
+    def deliver(
+        self, request: Request, *, deadline: Deadline | None = None, progress: Progress = silent
+    ) -> Delivered:
+        """Carry out the request; on any error nothing of it is visible."""
+        deadline = deadline or Deadline.never()
+        plan, found = self.plan(request, deadline=deadline)
+        context = Context([one.reference for one in found], deadline, progress)
+        destination = request.destination
+        if isinstance(destination, Directory):
+            return self._directory(plan, found, request, destination, context)
+        if isinstance(destination, TarStream):
+            return self._tar(plan, found, request, destination, context)
+        store = self._need_store()
+        with store.lease(f"deliver {plan.reference}"[:200]) as lease:
+            if isinstance(destination, InStore):
+                return self._in_store(plan, found[0], request, lease, context)
+            tree, cached = self._tree(plan, found, request, lease, context)
+            path: str | None = None
+            if isinstance(destination, Mounted):
+                path = self._mount(tree, request, destination)
+            elif isinstance(destination, AsTree):
+                path = str(tree.path) if tree.path else None
+            return _delivered(plan, found, path, tree.key, tree.size, tree.entries, cached=cached)
+
+    def _plan(self, found: Sequence[Found], request: Request, deadline: Deadline) -> Plan:
+        options = PlanOptions(request.unpack, request.only, request.as_file, request.family)
+
+        def one(source: Found) -> Plan:
+            return make_plan(
+                source.manifest,
+                source.descriptor,
+                reference=str(source.reference),
+                options=options,
+                read_config=lambda: self._small(source, source.manifest.config, deadline),
+                peek=lambda layer, count: self._peek(source, layer, count, deadline),
+            )
+
+        plans = [one(source) for source in found]
+        return plans[0] if len(plans) == 1 else merge_plans(plans)
+
+    def _directory(
+        self, plan: Plan, found: Sequence[Found], request: Request, destination: Directory, context: Context
+    ) -> Delivered:
+        with staged_beside(destination.path, replace=destination.replace) as own:
+            size, entries = self._builder.directory(
+                plan,
+                own,
+                partial(_policy, setid=request.setid),
+                context,
+                diff_ids=self._diffs(plan, found, context),
+            )
+            _check_produced(plan, entries)
+            own.commit(request.sub_path)
+        return _delivered(plan, found, os.path.abspath(destination.path), None, size, entries, cached=False)
+
+    def _tar(
+        self, plan: Plan, found: Sequence[Found], request: Request, destination: TarStream, context: Context
+    ) -> Delivered:
+        # Nothing is written before all of it is verified: a reader of the stream could not take it back.
+        with tempfile.TemporaryDirectory(prefix="unlade-tar-") as scratch:
+            path = os.path.join(scratch, "content")
+            done = self._directory(plan, found, request, Directory(path), context)
+            write_tar(path, destination.out)
+        return _delivered(plan, found, None, None, done.size, done.entries, cached=False)
+
+    def _in_store(
+        self, plan: Plan, found: Found, request: Request, lease: Lease, context: Context
+    ) -> Delivered:
+        store = self._need_store()
+        blobs = {found.manifest.config.digest: found.manifest.config}
+        blobs.update({layer.digest: layer for layer in found.manifest.layers})
+        fetched = self._ingest_all(list(blobs.values()), found, lease, context)
+        self._record(found, request, lease, tree=None, content=True)
+        size = sum(blob.size for blob in blobs.values())
+        return _delivered(plan, (found,), str(store.path), None, size, len(blobs), cached=not fetched)
+
+    def _ingest_all(self, blobs: Sequence[Descriptor], found: Found, lease: Lease, context: Context) -> int:
+        fetched: list[Digest] = []
+
+        def one(blob: Descriptor) -> None:
+            if self._ingest(blob, found, lease, context):
+                fetched.append(blob.digest)
+
+        self._builder.side_by_side(blobs, one, size=lambda blob: blob.size)
+        return len(fetched)
+
+    def _ingest(self, blob: Descriptor, found: Found, lease: Lease, context: Context) -> bool:
+        """Take one blob into the store; False when it was there."""
+        store = self._need_store()
+        reference = str(context.references[0])
+
+        def tell(kind: str, done: int) -> None:
+            context.progress(ProgressEvent(kind, reference, blob.digest, done, blob.size))  # type: ignore[arg-type]
+
+        with store.ingest(blob, lease=lease, deadline=context.deadline) as ingest:
+            if ingest.present:
+                tell("present", blob.size)
+                return False
+            if blob.data is not None:
+                ingest.discard()
+                ingest.write(blob.data)
+            else:
+                done = ingest.offset
+                tell("start", done)
+
+                def write(data: memoryview) -> None:
+                    nonlocal done
+                    view = data
+                    while view:
+                        view = view[os.write(ingest.fd, view) :]
+                    done += len(data)
+                    tell("bytes", done)
+
+                verifier = Verifier(blob, hasher=ingest.hasher, done=ingest.offset)
+                try:
+                    with self._fetcher.open(
+                        found.reference,
+                        blob,
+                        offset=ingest.offset,
+                        deadline=context.deadline,
+                        progress=context.progress,
+                    ) as source:
+                        left = blob.size - ingest.offset
+                        pump(source, verifier, write, deadline=context.deadline, expected=left)
+                except IntegrityError:
+                    ingest.discard()
+                    raise
+            ingest.commit()
+            tell("done", blob.size)
+            return True
+
+    def _tree(
+        self, plan: Plan, found: Sequence[Found], request: Request, lease: Lease, context: Context
+    ) -> tuple[Tree, bool]:
+        trees = DirTrees(self._need_store())
+        key = plan.key(_form(plan))
+        tree = trees.find(key, lease=lease)
+        cached = tree is not None
+        if tree is None:
+            if request.keep_blobs:
+                for one in found:
+                    self._ingest_all(one.manifest.layers, one, lease, context)
+            with trees.stage(key, lease=lease, deadline=context.deadline) as staging:
+                cached = staging.existing is not None
+                tree = staging.existing or self._make_tree(staging, plan, found, lease, context)
+        if len(found) == 1:
+            self._record(found[0], request, lease, tree=tree.key, content=request.keep_blobs)
+        return tree, cached
+
+    def _make_tree(
+        self, staging: DirStaging, plan: Plan, found: Sequence[Found], lease: Lease, context: Context
+    ) -> Tree:
+        diffs = self._diffs(plan, found, context)
+        if _stackable(plan):
+            makers = Layers(DirTrees(self._need_store()), self._builder, lease, context)
+            layers = makers.make(plan.active(), diffs[0])
+            return staging.commit(
+                size=sum(layer.size for layer in layers),
+                entries=sum(layer.entries for layer in layers),
+                layers=[layer.key for layer in layers],
+            )
+        size, entries = self._builder.directory(plan, staging, _merged_policy, context, diff_ids=diffs)
+        _check_produced(plan, entries)
+        return staging.commit(size=size, entries=entries)
+
+    def _mount(self, tree: Tree, request: Request, destination: Mounted) -> str:
+        options = replace(destination.options, sub_path=request.sub_path or destination.options.sub_path)
+        path = os.path.abspath(destination.path)
+        with self._need_store().mounts.mounting(os.fsencode(path), tree.key):
+            mount_layers([str(layer) for layer in tree.layers], path, options)
+        return path
+
+    def _record(
+        self, found: Found, request: Request, lease: Lease, *, tree: Digest | None, content: bool
+    ) -> None:
+        store = self._need_store()
+        reference = str(found.reference)
+        known = store.images.get(reference, request.handler)
+        if known and (known.manifest.digest, known.tree) == (found.descriptor.digest, tree) and not content:
+            store.images.touch(reference, request.handler)
+            return
+        store.put(found.descriptor, found.raw, lease=lease)
+        if found.index is not None and found.index_raw is not None:
+            store.put(found.index, found.index_raw, lease=lease)
+        store.images.put(
+            ImageRecord(
+                reference,
+                request.handler,
+                manifest=found.descriptor,
+                index=found.index,
+                platform=found.platform,
+                tree=tree,
+                content=content,
+            )
+        )
+
+    def _diffs(self, plan: Plan, found: Sequence[Found], context: Context) -> list[list[DiffID | None]]:
+        """The diff IDs of each source's layers; empty where it is no image."""
+        return [
+            diff_ids(self._small(one, one.manifest.config, context.deadline), one.manifest)
+            if source.kind == "image"
+            else []
+            for source, one in zip(plan.sources, found, strict=True)
+        ]
+
+    def _small(self, found: Found, blob: Descriptor, deadline: Deadline) -> bytes:
+        if self._store is not None and self._store.stat(blob.digest) is not None:
+            with self._store.open(blob.digest) as held:
+                return held.read(MAX_MANIFEST_BYTES)
+        return self._fetcher.read(found.reference, blob, limit=MAX_MANIFEST_BYTES, deadline=deadline)
+
+    def _peek(self, found: Found, layer: Descriptor, count: int, deadline: Deadline) -> bytes:
+        if self._store is not None and self._store.stat(layer.digest) is not None:
+            with self._store.open(layer.digest) as held:
+                return held.read(count)
+        return self._fetcher.peek(found.reference, layer, count, deadline=deadline)
+
+    def _need_store(self) -> DirStore:
+        if self._store is None:
+            raise StoreError(
+                "this needs a store, and none was given", next_step="name one with --store or UNLADE_STORE"
+            )
+        return self._store
+
+
+def _stackable(plan: Plan) -> bool:
+    """Whether overlay can show it: one image, whole, with layers, and an owner who may make whiteouts."""
+    return (
+        len(plan.sources) == 1
+        and plan.kind == "image"
+        and not plan.sources[0].only
+        and bool(plan.active())
+        and os.geteuid() == 0
+    )
+
+
+def _form(plan: Plan) -> dict[str, object]:
+    """The part of a tree's key that is not in the plan: how it is made."""
+    if _stackable(plan):
+        return {"form": "stack", "unpack": RULES_VERSION}
+    return {"form": "merged", "unpack": RULES_VERSION, "owners": _owners()}
+
+
+def _owners() -> Literal["keep", "squash"]:
+    return "keep" if os.geteuid() == 0 else "squash"
+
+
+def _merged_policy(step: Step) -> UnpackPolicy:
+    """Rules for a merged tree of the store; what they depend on is in `_form`."""
+    return _policy(step, setid=False)
+
+
+def _policy(step: Step, *, setid: bool) -> UnpackPolicy:
+    if step.action == "layer":
+        owners = _owners()
+        return UnpackPolicy("image", owners=owners, xattrs=owners == "keep", setid=setid)
+    return UnpackPolicy("artifact", prefix=step.path.encode("utf-8", "surrogateescape"))
+
+
+def _check_produced(plan: Plan, entries: int) -> None:
+    if entries == 0 and plan.kind == "artifact":
+        raise NothingProduced(
+            f"{plan.reference} produced no file: its archives are empty",
+            next_step="`unlade plan` shows its layers; an artifact must hold at least one file",
+        )
+
+
+def _delivered(
+    plan: Plan,
+    found: Sequence[Found],
+    path: str | None,
+    tree: Digest | None,
+    size: int,
+    entries: int,
+    *,
+    cached: bool,
+) -> Delivered:
+    return Delivered(tuple(one.resolved for one in found), plan, path, tree, size, entries, cached)

@@ -1,0 +1,124 @@
+"""What is asked of a delivery, and what comes back.
+
+A `Request` says: these references, for this platform and handler, by this policy, as a directory there.
+Every face translates its own protocol into one of these and hands it to `Engine.deliver`; nothing about
+Kubernetes, a command line or a package stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final, Literal
+
+from unlade.errors import InvalidInput
+from unlade.model import Digest, Platform, Reference
+from unlade.mount import MountOptions
+from unlade.planning import Plan
+
+PullPolicy = Literal["always", "missing", "never"]
+# How long a successful pull entitles the same credential to what it pulled (V5): long enough that a
+# restarted pod does not ask again, short enough that a withdrawn right ends within the hour.
+GRANT_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory of the caller's own: made by one rename. An existing one must be empty, or `replace`d."""
+
+    path: str
+    replace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A read-only mount at an existing directory (or file, for a sub-path that is one)."""
+
+    path: str
+    options: MountOptions = field(default_factory=MountOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """Blobs in the store, as an OCI image layout that other tools read."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsTree:
+    """A shared, read-only tree in the store; the caller keeps a lease while it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TarStream:
+    """A tar archive written to this stream after everything is verified."""
+
+    out: BinaryIO
+
+
+Destination = Directory | Mounted | InStore | AsTree | TarStream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One delivery.
+
+    `pull` None means V2's default: always for `latest` or no tag, else only when missing.
+    `referrer` is an artifact type: what refers to the reference is delivered instead of it (V12), looked
+    for in `referrer_from` when that is another repository. `reauthorize` asks the registry again, with
+    these credentials, before cached content is handed out (V5): for callers that serve several tenants.
+    `artifact_type` and `annotations` choose among the entries of an index (V11).
+    `setid` keeps set-id bits and capabilities of images in a directory of the caller's own; `whole_index`
+    keeps every platform in the store.
+    """
+
+    references: tuple[Reference, ...]
+    destination: Destination
+    platform: Platform | None = None
+    handler: str = ""
+    pull: PullPolicy | None = None
+    unpack: Literal["auto", "always", "never"] = "auto"
+    only: tuple[str, ...] = ()
+    as_file: tuple[str, ...] = ()
+    family: str | None = None
+    sub_path: str = ""
+    referrer: str = ""
+    referrer_from: Reference | None = None
+    artifact_type: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    keep_blobs: bool = False
+    setid: bool = False
+    reauthorize: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.references:
+            raise InvalidInput("no reference to deliver", next_step="name at least one reference")
+        if len(self.references) > 1 and isinstance(self.destination, InStore):
+            raise InvalidInput(
+                "several references need a directory to be merged in",
+                next_step="pull them one by one, or name DIR",
+            )
+        if self.sub_path and isinstance(self.destination, InStore):
+            raise InvalidInput("a sub-path needs a directory", next_step="name a directory to deliver it to")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What one reference turned out to be: its manifest, and the index it was chosen from."""
+
+    reference: Reference
+    digest: Digest
+    index: Digest | None = None
+    platform: Platform | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What was delivered: where, from what, and how much. `cached`: nothing had to be made."""
+
+    resolved: tuple[Resolved, ...]
+    plan: Plan
+    path: str | None
+    tree: Digest | None
+    size: int
+    entries: int
+    cached: bool
