@@ -91,9 +91,8 @@ def parse_url(unsafe_text: str, *, base: Url | None = None) -> Url:
     # Before urlsplit, which silently drops newlines and tabs.
     if len(unsafe_text) > _MAX_URL or not _PRINTABLE.fullmatch(unsafe_text):
         raise BadResponse("a URL from the server has forbidden characters or is too long")
-    text = urljoin(str(base), unsafe_text) if base else unsafe_text
     try:
-        split = urlsplit(text)
+        split = urlsplit(urljoin(str(base), unsafe_text) if base else unsafe_text)
         port = split.port
     except ValueError as error:
         raise BadResponse("a URL from the server cannot be parsed") from error

@@ -53,6 +53,7 @@ def test_a_relative_url_stays_on_its_base() -> None:
         "https://r.example:-1/",
         "https://[::1/",
         "https://[zz]/",
+        "https://[::ffff:1word]/x",
         "https://0x7f000001/",
         "https://0177.0.0.1/",
         "https://127.1/",
@@ -68,6 +69,11 @@ def test_a_relative_url_stays_on_its_base() -> None:
 def test_what_is_no_url(text: str) -> None:
     with pytest.raises(BadResponse):
         parse_url(text)
+
+
+def test_a_relative_url_that_cannot_be_joined() -> None:
+    with pytest.raises(BadResponse):
+        parse_url("https://[::ffff:1word]/x", base=parse_url("https://r.example/"))
 
 
 def test_messages_show_no_query() -> None:
