@@ -21,7 +21,7 @@ check: ## ruff, mypy strict, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-cache
 
 test: ## unit, conformance, hostile and property tests: no network but loopback, no root needed
 	$(PYTEST) tests/unit tests/conformance tests/hostile tests/property -m "not root and not interop"

@@ -44,7 +44,7 @@ class TrailingBytes(IntegrityError):
 
 
 class DiffMismatch(IntegrityError):
-    """A layer that unpacks to something else than the image's config says."""
+    """A layer that unpacks to something else than its publisher says, in a config or an annotation."""
 
     code = "diff-mismatch"
 
@@ -92,7 +92,9 @@ class Builder:
             if step.action == "file":
                 self._file(task, context)
             else:
-                expected = diff_ids[step.source][step.index] if step.action == "layer" and diff_ids else None
+                expected = step.diff_id
+                if step.action == "layer" and diff_ids:
+                    expected = diff_ids[step.source][step.index]
                 unpacked = self.archive(step, task.part.directory, policy(step), context, expected)
                 task.part.unpacked = unpacked
                 task.part.size, task.part.entries = unpacked.bytes, unpacked.entries
@@ -160,8 +162,8 @@ class Builder:
             )
         if diff_id is not None and unpacked.diff_id != diff_id:
             raise DiffMismatch(
-                f"layer {step.layer.digest} unpacks to {unpacked.diff_id}; the image's config says {diff_id}",
-                next_step="the image is damaged or forged; push it again",
+                f"layer {step.layer.digest} unpacks to {unpacked.diff_id}; its publisher says {diff_id}",
+                next_step="the content is damaged or forged; push it again",
             )
         return unpacked
 

@@ -9,7 +9,16 @@ import pytest
 
 from tests.fakes.registry import FakeRegistry
 from tests.unit.delivery.conftest import ARTIFACT, PutImage
-from unlade.delivery import AsTree, Directory, Engine, InStore, NoReferrer, NotPresent, Request, default_policy
+from unlade.delivery import (
+    AsTree,
+    Directory,
+    Engine,
+    InStore,
+    NoReferrer,
+    NotPresent,
+    Request,
+    default_policy,
+)
 from unlade.errors import InvalidInput, RegistryError
 from unlade.model import Digest, Platform, Reference
 from unlade.model.mediatypes import ANNOTATION_CREATED, ANNOTATION_TITLE, OCI_INDEX
