@@ -22,8 +22,9 @@ Kind = Literal["file", "dir", "link", "hard"]
 
 _PLAIN = [b"a", b"b", b"c", b"bin", b"lib", b"etc", b"data", b"x.txt", b"y.conf"]
 _ODD = [
-    b"\xff\xfe\x80", "\u00e4\u00f6".encode(), "a\u0308".encode(), b"with space", b"new\nline", b"-rf", b"...", b"..x",
-    b".wh", b".hidden", b"wh.x", b"q" * 200, b"tab\there", b"quote'\"", b"back\\slash", b"*", b"A", b"%41",
+    b"\xff\xfe\x80", "\u00e4\u00f6".encode(), "a\u0308".encode(), b"with space", b"new\nline", b"-rf",
+    b"...", b"..x", b".wh", b".hidden", b"wh.x", b"q" * 200, b"tab\there", b"quote'\"",
+    b"back\\slash", b"*", b"A", b"%41",
 ]  # fmt: skip
 
 
@@ -118,9 +119,7 @@ class _Layer:
     # Bookkeeping -------------------------------------------------------------------------------------
 
     def _set(self, path: bytes, kind: Kind) -> None:
-        if kind != "dir":
-            self._drop_below(path)
-        elif self._tree.get(path) not in (None, "dir"):
+        if kind != "dir" or self._tree.get(path) not in (None, "dir"):
             self._drop_below(path)
         parent = path.rpartition(b"/")[0]
         while parent and parent not in self._mine:

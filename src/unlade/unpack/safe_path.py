@@ -1,14 +1,12 @@
 """The one grammar for names that people put on files, applied to bytes: titles, file paths, prefixes.
 
-The grammar is `model.paths`: relative, no empty part, no `.` or `..`, no NUL, within PATH_MAX and NAME_MAX. It is
-checked before any use (formats, "Rules that decide", 4); archives' own names are a wider language that
-`unpack.names` reads. Passing this check says nothing about links that stand on the way: opening beneath
-a descriptor does.
+The grammar is `model.paths`: relative, no empty part, no `.` or `..`, no NUL, within PATH_MAX and NAME_MAX.
+It is checked before any use (formats, "Rules that decide", 4); archives' own names are a wider language that
+`places` reads. Passing this check says nothing about links that stand on the way: opening beneath a
+descriptor does.
 """
 
 from __future__ import annotations
-
-import os
 
 from unlade.model.paths import relative_problem
 from unlade.unpack.refusals import UnsafeName, show
@@ -28,8 +26,3 @@ def check(unsafe: bytes | str) -> tuple[bytes, ...]:
             next_step="the publisher must give a plain relative path",
         )
     return tuple(unsafe.split(b"/"))
-
-
-def check_text(unsafe: str) -> str:
-    """As `check`, for callers that keep text: the same path back; raises UnsafeName."""
-    return os.fsdecode(b"/".join(check(unsafe)))

@@ -45,7 +45,8 @@ class Whiteouts:
             raise UnsafeName(f"{show(raw)} lies below a whiteout")
         if not name.startswith(MARK):
             return False
-        parent = self._places.canonical(unsafe_parent)
+        # The directory is made if need be, as an overlay needs it: over a lower layer's link it replaces it.
+        parent = self._places.parent(unsafe_parent).prefix
         if name == _OPAQUE:
             self.opaque[self._places.note(parent[:-1])] = None
             return True

@@ -308,7 +308,8 @@ def test_whiteouts_are_recorded_by_resolved_name(dest: Destination) -> None:
     result = dest.unpack(tar, IMAGE)
     assert result.whiteouts == (b"a/b", b"c", b"usr/lib/d")
     assert result.opaques == (b"o", b"")
-    assert dest.names() == {"usr", "usr/lib", "lib", "keep"}
+    assert dest.names() == {"a", "o", "usr", "usr/lib", "lib", "keep"}
+    assert result.implicit_dirs == (b"", b"a", b"o", b"usr")
 
 
 def test_hard_links_to_lower_layers_are_pending(dest: Destination) -> None:
