@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from unlade.cli.settings import Settings, pass_settings, shared_options
+from unlade.cli.settings import Settings, pass_settings, quiet_options, registry_options
 
 
 @click.command(short_help="Store credentials for a registry.")
@@ -16,7 +16,7 @@ from unlade.cli.settings import Settings, pass_settings, shared_options
 @click.option(
     "--authfile", type=click.Path(), metavar="FILE", help="Where to store; default: Docker's config."
 )
-@shared_options
+@registry_options
 @pass_settings
 def login(
     settings: Settings, *, host: str, username: str | None, password_stdin: bool, authfile: str | None
@@ -60,7 +60,7 @@ def login(
 @click.option(
     "--authfile", type=click.Path(), metavar="FILE", help="Where they are; default: Docker's config."
 )
-@shared_options
+@quiet_options
 @pass_settings
 def logout(settings: Settings, *, host: str, authfile: str | None) -> None:
     """Forget the credentials for HOST; succeeds when there are none.

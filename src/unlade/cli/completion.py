@@ -8,12 +8,12 @@ import os
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from unlade.cli.settings import Settings, shared_options
+from unlade.cli.settings import Settings, quiet_options
 
 
 @click.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@shared_options
+@quiet_options
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print a completion script for SHELL.

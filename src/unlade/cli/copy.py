@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
-
-if TYPE_CHECKING:
-    from unlade.registry import Registry
-    from unlade.transfer.copy import End
+from unlade.cli.settings import Settings, output_option, pass_settings, registry_options
 
 
 @click.command(short_help="Copy between registries and OCI layouts.")
@@ -25,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Blobs at once.")
 @click.option("--dry-run", is_flag=True, help="Say what would be copied, copy nothing.")
 @output_option()
-@shared_options
+@registry_options
 @pass_settings
 def copy(
     settings: Settings,
@@ -55,14 +49,15 @@ def copy(
     from unlade.cli.request import parse_references
     from unlade.model import Platform
     from unlade.transfer.copy import copy as copy_content
+    from unlade.transfer.image_layout import is_layout, parse_end
 
-    references = parse_references([text for text in (source, target) if not text.startswith(LAYOUT)])
+    references = parse_references([text for text in (source, target) if not is_layout(text)])
     progress = settings.progress()
     with settings.registry(references) as registry:
         try:
             copied = copy_content(
-                _end(source, registry),
-                _end(target, registry),
+                parse_end(source, registry),
+                parse_end(target, registry),
                 platform=Platform.parse(platform) if platform else None,
                 referrers=referrers,
                 jobs=jobs,
@@ -97,16 +92,3 @@ def copy(
             f"{what}; blobs: {sent.sent} sent ({human(sent.bytes_sent)}), {sent.mounted} mounted, "
             f"{sent.present} already there"
         )
-
-
-LAYOUT = "oci:"
-
-
-def _end(text: str, registry: Registry) -> End:
-    from unlade.cli.request import parse_references
-    from unlade.transfer.copy import RegistryEnd
-    from unlade.transfer.image_layout import LayoutEnd
-
-    if text.startswith(LAYOUT) and not text.startswith("oci://"):
-        return LayoutEnd.parse(text.removeprefix(LAYOUT))
-    return RegistryEnd(registry, parse_references([text])[0])

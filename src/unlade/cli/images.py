@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from unlade.cli.completion import stored_references
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
+from unlade.cli.settings import Settings, output_option, pass_settings, store_options
 
 if TYPE_CHECKING:
     from unlade.store import DirStore, ImageRecord
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, metavar="[REF...]", shell_complete=stored_references)
 @click.option("--runtime-handler", "handler", metavar="NAME", help="Only records of this handler.")
 @output_option()
-@shared_options
+@store_options
 @pass_settings
 def images(settings: Settings, *, names: tuple[str, ...], handler: str | None, output: str) -> None:
     """List the store's records: reference, handler, platform, digest, sizes and mounts.
@@ -88,7 +88,7 @@ def images(settings: Settings, *, names: tuple[str, ...], handler: str | None, o
     "--runtime-handler", "handler", metavar="NAME", help="Only this handler's record; default: all."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, remove nothing.")
-@shared_options
+@store_options
 @pass_settings
 def rmi(settings: Settings, *, names: tuple[str, ...], handler: str | None, dry_run: bool) -> None:
     """Remove records from the store and free what nothing else needs. What is mounted stays.

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
+from unlade.cli.settings import Settings, output_option, pass_settings, registry_options
 
 
 def _pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -50,7 +50,7 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 @click.option("--jobs", type=click.IntRange(1, 64), help="Blobs at once.")
 @click.option("--dry-run", is_flag=True, help="Pack and print the digest, send nothing.")
 @output_option()
-@shared_options
+@registry_options
 @pass_settings
 def push(
     settings: Settings,

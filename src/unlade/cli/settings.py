@@ -136,21 +136,30 @@ _OPTIONS: Final = (
 
 def shared_options(function: Command) -> Command:
     """Accept the options that mean the same everywhere; their values go to Settings."""
-    return _declare(function, hidden=_SHOWN_BY_ROOT_ONLY)
+    return _declare(function, shown=frozenset({"store_path", "plain_http", "creds"}))
+
+
+def registry_options(function: Command) -> Command:
+    """The same for a command without a store: help shows what concerns registries."""
+    return _declare(function, shown=frozenset({"plain_http", "creds"}))
+
+
+def store_options(function: Command) -> Command:
+    """The same for a command without a registry."""
+    return _declare(function, shown=frozenset({"store_path"}))
+
+
+def quiet_options(function: Command) -> Command:
+    """The same for a command that needs neither; accepted everywhere, so that wrappers need not choose."""
+    return _declare(function, shown=frozenset())
 
 
 def root_options(function: Command) -> Command:
-    """The same for the root command, whose help shows all of them."""
-    return _declare(function, hidden=frozenset())
+    """The same for the root command, whose help shows all of them, once."""
+    return _declare(function, shown=frozenset(Settings.__dataclass_fields__))
 
 
-# Shown once, in `unlade --help`, so that a command's own options are not lost among them.
-_SHOWN_BY_ROOT_ONLY: Final = frozenset(
-    {"debug", "certs_dir", "insecure_skip_tls_verify", "ca_file", "timeout", "quiet"}
-)
-
-
-def _declare(function: Command, *, hidden: frozenset[str]) -> Command:
+def _declare(function: Command, *, shown: frozenset[str]) -> Command:
     decorated: Any = function
     for option in reversed(_OPTIONS):
         decorated = option(decorated)
@@ -160,7 +169,7 @@ def _declare(function: Command, *, hidden: frozenset[str]) -> Command:
         if param.name in Settings.__dataclass_fields__:
             param.expose_value = False
             param.callback = _remember
-            param.hidden = param.name in hidden
+            param.hidden = param.name not in shown
     return decorated  # type: ignore[no-any-return]
 
 

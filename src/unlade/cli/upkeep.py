@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from unlade.cli import exits
-from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
+from unlade.cli.settings import Settings, output_option, pass_settings, store_options
 
 
 @click.command(short_help="Delete what nothing in the store refers to.")
@@ -18,7 +18,7 @@ from unlade.cli.settings import Settings, output_option, pass_settings, shared_o
 )
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, delete nothing.")
 @output_option()
-@shared_options
+@store_options
 @pass_settings
 def gc(settings: Settings, *, keep_recent: float, dry_run: bool, output: str) -> None:
     """Delete blobs and trees that no record, lease or mount needs; safe while others pull.
@@ -62,7 +62,7 @@ def gc(settings: Settings, *, keep_recent: float, dry_run: bool, output: str) ->
     "--repair", is_flag=True, help="Quarantine what is damaged, so that the next pull brings it anew."
 )
 @output_option()
-@shared_options
+@store_options
 @pass_settings
 def fsck(settings: Settings, *, repair: bool, output: str) -> int:
     """Hash every blob, compare every tree with its file list, and check the records.

@@ -7,12 +7,12 @@ import sys
 
 import click
 
-from unlade.cli.settings import output_option, shared_options
+from unlade.cli.settings import output_option, quiet_options
 
 
 @click.command(short_help="Print the version.")
 @output_option()
-@shared_options
+@quiet_options
 def version(output: str) -> None:
     """Print the version.
 

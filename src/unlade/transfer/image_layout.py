@@ -27,6 +27,7 @@ from unlade.model import (
     Descriptor,
     Digest,
     InvalidManifest,
+    Reference,
     decode_manifest,
     mediatypes,
 )
@@ -35,6 +36,7 @@ from unlade.transfer.progress import Progress, ProgressEvent
 from unlade.transfer.push import Blob, Sent, Stopped, VerifiedReader, distinct, in_parallel
 
 if TYPE_CHECKING:
+    from unlade.registry import Registry
     from unlade.transfer.copy import End
 
 _VERSION: Final = {"imageLayoutVersion": "1.0.0"}
@@ -264,6 +266,20 @@ class LayoutEnd:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def is_layout(text: str) -> bool:
+    """Whether a name of one end of a copy means a layout; `oci://` is how Helm and kpt spell a registry."""
+    return text.startswith("oci:") and not text.startswith("oci://")
+
+
+def parse_end(text: str, registry: Registry) -> End:
+    """One end of a copy as people write it: `oci:DIR[:NAME]`, or a reference with or without `oci://`."""
+    from unlade.transfer.copy import RegistryEnd
+
+    if is_layout(text):
+        return LayoutEnd.parse(text.removeprefix("oci:"))
+    return RegistryEnd(registry, Reference.parse(text.removeprefix("oci://")))
 
 
 class _LocalBlob:

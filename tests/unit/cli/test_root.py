@@ -116,7 +116,7 @@ def test_an_error_says_what_and_what_next(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--debug", "pull", "UPPER/x", "d"), ("pull", "--debug", "UPPER/x", "d")]
+    "arguments", [("--debug", "pull", "r.example/UP", "d"), ("pull", "--debug", "r.example/UP", "d")]
 )
 def test_debug_shows_the_traceback(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 3
