@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.corpus.artifact import Artifact, Kit, Tree, file
 from unlade.model.mediatypes import DOCKER_CONFIG, DOCKER_MANIFEST
+from unlade.model.paths import UnsafeTitle
 
 _LAYER = "application/vnd.ollama.image."
 
@@ -25,9 +28,29 @@ def _push(name: str, layers: list[tuple[str, bytes]], tree: Tree) -> Artifact:
     return kit.done(name, "ollama", tree)
 
 
+def _tensors(name: str, *layers: tuple[str, str, bytes], **fields: Any) -> Artifact:
+    """Models kept as tensors: each layer has a field `name`, which OCI does not know."""
+    kit = Kit()
+    made = [kit.blob(f"{_LAYER}{kind}", content) | {"name": path} for kind, path, content in layers]
+    kit.manifest(kit.json(DOCKER_CONFIG, {"model_format": "safetensors"}), made, media_type=DOCKER_MANIFEST)
+    return kit.done(name, "ollama", **fields)
+
+
 def artifacts() -> list[Artifact]:
     """A plain model, and one with everything a Modelfile can add."""
     return [
+        _tensors(
+            "ollama-tensors",
+            ("tensor", "text_encoder/embed.weight", b"tensor one"),
+            ("tensor", "vae/decoder.weight", b"tensor two"),
+            ("json", "text_encoder/config.json", b"{}"),
+            tree={
+                "text_encoder/embed.weight": file("tensor one"),
+                "vae/decoder.weight": file("tensor two"),
+                "text_encoder/config.json": file("{}"),
+            },
+        ),
+        _tensors("ollama-escaping-name", ("tensor", "../../evil", b"tensor"), error=UnsafeTitle),
         _push(
             "ollama-model",
             [

@@ -46,6 +46,8 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     platform: Platform | None = None
     urls: tuple[str, ...] = ()
     data: bytes | None = None
+    # Not OCI: Ollama's manifests name tensors so. As hostile as a title.
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_BLOB_BYTES:
@@ -115,6 +117,7 @@ class _WireDescriptor(msgspec.Struct, frozen=True, rename="camel"):
     platform: _WirePlatform | None = None
     urls: list[str] | None = None
     data: bytes | None = None
+    name: str | None = None
 
 
 class _WireDocument(msgspec.Struct, frozen=True, rename="camel"):
@@ -226,6 +229,7 @@ def _descriptor(wire: _WireDescriptor) -> Descriptor:
         platform=_platform(wire.platform) if wire.platform else None,
         urls=tuple(wire.urls or ()),
         data=data,
+        name=wire.name or "",
     )
 
 

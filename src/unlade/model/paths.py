@@ -17,6 +17,8 @@ from unlade.errors import InvalidInput
 # refusing it here leaves nothing half-made.
 MAX_PART_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
+# What unpacking allows too: removing a tree takes one descriptor per level.
+MAX_DEPTH: Final = 128
 
 
 class UnsafeTitle(InvalidInput):
@@ -27,7 +29,11 @@ class UnsafeTitle(InvalidInput):
 
 def check_relative(unsafe: str) -> str:
     """The path itself when it is relative and canonical; raises UnsafeTitle otherwise."""
-    if problem := _problem(unsafe):
+    try:
+        problem = relative_problem(unsafe.encode("utf-8"))
+    except UnicodeEncodeError:
+        problem = "is not valid Unicode"
+    if problem:
         shown = unsafe if len(unsafe) <= 140 else unsafe[:140] + "…"
         raise UnsafeTitle(
             f"the path {shown!a} {problem}",
@@ -36,18 +42,17 @@ def check_relative(unsafe: str) -> str:
     return unsafe
 
 
-def _problem(unsafe: str) -> str | None:
-    try:
-        encoded = unsafe.encode("utf-8")
-    except UnicodeEncodeError:
-        return "is not valid Unicode"
-    if b"\0" in encoded:
+def relative_problem(unsafe: bytes) -> str | None:
+    """Why these bytes are no plain relative path, as the end of a sentence; None when they are one."""
+    if b"\0" in unsafe:
         return "contains a NUL"
-    if len(encoded) > MAX_PATH_BYTES:
+    if len(unsafe) > MAX_PATH_BYTES:
         return f"is longer than {MAX_PATH_BYTES} bytes"
-    if encoded.startswith(b"/"):
+    if unsafe.startswith(b"/"):
         return "is absolute"
-    for part in encoded.split(b"/"):
+    if unsafe.count(b"/") >= MAX_DEPTH:
+        return f"is more than {MAX_DEPTH} parts deep"
+    for part in unsafe.split(b"/"):
         if not part:
             return "has an empty part"
         if part in (b".", b".."):

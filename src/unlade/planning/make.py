@@ -191,7 +191,15 @@ class _Artifact:
             if placement.packed:
                 prefix = self._packed_prefix(layer, placement.packed)
             # A packed file's mode and time are in the archive itself.
-            step = Step(index, layer, "untar", prefix, placement.rule, files=placement.files)
+            step = Step(
+                index,
+                layer,
+                "untar",
+                prefix,
+                placement.rule,
+                files=placement.files,
+                diff_id=placement.diff_id,
+            )
             return _Rooted(step, placement.packed)
         if placement.certain:
             lie = Unplaced(index, layer, f"its bytes are no tar, against the rule “{placement.rule}”")

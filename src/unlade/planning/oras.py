@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from unlade.model import Descriptor, Manifest
+from unlade.model import Descriptor, DiffID, Digest, InvalidDigest, Manifest
 from unlade.planning.view import Placement, View
 
 NAME = "oras"
@@ -49,13 +49,24 @@ def annotated(view: View, index: int) -> Placement | None:
         return Placement(rule="annotation: unpack is false, a file at its title", name=title)
     packed = "" if title in (None, ".") else str(title)
     rule = "annotation: a packed directory, unpacked"
-    return Placement(rule=rule, name=title, archive=True, certain=True, packed=packed)
+    return Placement(
+        rule=rule, name=title, archive=True, certain=True, packed=packed, diff_id=_content_digest(layer)
+    )
 
 
 def place(view: View, index: int) -> Placement | None:
     """Titles and untitled layers follow the general rules."""
     del view, index
     return None
+
+
+def _content_digest(layer: Descriptor) -> DiffID | None:
+    """The digest of the uncompressed tar, where it is one we can check; `oras pull` ignores any other too."""
+    try:
+        digest = Digest.parse(layer.annotations.get(CONTENT_DIGEST, ""))
+    except InvalidDigest:
+        return None
+    return DiffID(digest) if digest.algorithm == "sha256" else None
 
 
 def prefix(packed: str, first: str) -> str:

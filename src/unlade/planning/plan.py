@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from unlade.errors import InvalidInput
-from unlade.model import Descriptor, Digest
+from unlade.model import Descriptor, DiffID, Digest
 
 # Part of every tree key: raise it when the same manifest and options would give another tree.
 RULES_VERSION: Final = 1
@@ -63,7 +63,8 @@ class Step:
 
     `layer`: an image layer, unpacked over the ones below with whiteouts. `untar`: an archive unpacked into
     `path` (the root when empty), whiteout names being plain data. `file`: the blob's bytes, unchanged, at
-    `path`. `skip`: not fetched at all. `content` is set where the bytes are already known (a rendered
+    `path`. `skip`: not fetched at all. `diff_id`, where the publisher states it, is what an archive must be
+    once inflated. `content` is set where the bytes are already known (a rendered
     Kitfile): then nothing is fetched and `layer` describes those bytes.
     """
 
@@ -75,6 +76,7 @@ class Step:
     mode: int | None = None
     mtime_ns: int | None = None
     files: tuple[PlannedFile, ...] | None = None
+    diff_id: DiffID | None = None
     content: bytes | None = field(default=None, repr=False)
     source: int = 0
 

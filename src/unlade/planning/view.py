@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from unlade.errors import InvalidInput
-from unlade.model import Descriptor, Digest, Manifest
+from unlade.model import Descriptor, DiffID, Digest, Manifest
 from unlade.planning.plan import PlannedFile
 from unlade.planning.sniff import Archive, sniff
 
@@ -22,6 +22,8 @@ from unlade.planning.sniff import Archive, sniff
 MAX_CONFIG_BYTES: Final = 4 << 20
 # Enough to hide round trips, few enough not to look like an attack on the registry.
 _PEEKS_AT_ONCE: Final = 8
+# Which layers are counted together; None is a group like any other.
+Group = Callable[[Descriptor], str | None]
 
 
 class InvalidConfig(InvalidInput):
@@ -49,6 +51,7 @@ class Placement:
     skip: bool = False
     # The caller's own word, against which nothing is asked.
     named: bool = False
+    diff_id: DiffID | None = None
     mode: int | None = None
     mtime_ns: int | None = None
     files: tuple[PlannedFile, ...] | None = None
@@ -77,9 +80,7 @@ class View:
     keep: bool = False
     _config: Mapping[str, Any] | None = None
     _heads: dict[Digest, Archive | None] = field(default_factory=dict)
-    _groups: dict[Callable[[Descriptor], str | None], dict[int, tuple[int, int]]] = field(
-        default_factory=dict
-    )
+    _groups: dict[Group, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     def layer(self, index: int) -> Descriptor:
         """Layer number `index`."""
@@ -118,7 +119,7 @@ class View:
             raise InvalidConfig(f"config {descriptor.digest} is not a JSON object")
         return value
 
-    def position(self, index: int, group: Callable[[Descriptor], str | None]) -> tuple[int, int]:
+    def position(self, index: int, group: Group) -> tuple[int, int]:
         """Position (from 1) and count of layer `index` among the layers of its group.
 
         `group` is a function of the family's module: it is asked once per layer, and its answers are kept.

@@ -22,6 +22,7 @@ _GOOD = [
     "line\nbreak",
     "~",
     "x" * MAX_PART_BYTES,
+    "/".join(["a"] * 128),
 ]
 _BAD = [
     "",
@@ -44,6 +45,7 @@ _BAD = [
     "x" * (MAX_PART_BYTES + 1),
     "é" * 128,
     "/".join(["abc"] * 1100),
+    "/".join(["a"] * 129),
 ]
 
 

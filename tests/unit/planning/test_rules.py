@@ -7,6 +7,7 @@ import pytest
 from tests.corpus.archives import d, f, gzip, tar, zstd
 from tests.unit.planning.building import Made, config, layer, summary
 from unlade.errors import InvalidInput, NothingProduced
+from unlade.model import Digest
 from unlade.model.mediatypes import IMAGE_LAYERS, OCI_CONFIG, OCI_LAYER_GZIP
 from unlade.model.paths import UnsafeTitle
 from unlade.planning import NotATar, PathConflict, UnplacedLayers, merge_plans
@@ -132,6 +133,37 @@ class TestRule2Layers:
         made.blobs.clear()
         with pytest.raises(KeyError):
             made.plan()
+
+
+class TestContentDigest:
+    @pytest.mark.parametrize(
+        ("stated", "checked"),
+        [
+            (str(Digest.of(TAR)), True),
+            ("sha512:" + "0" * 128, False),
+            ("sha256:short", False),
+            ("", False),
+        ],
+    )
+    def test_the_digest_of_the_packed_tar_is_passed_on(self, stated: str, checked: bool) -> None:
+        made = Made(layer(gzip(TAR), "dir", io__deis__oras__content__digest=stated, **UNPACK))
+        (step,) = made.plan().steps
+        assert (step.diff_id == Digest.of(TAR)) is checked
+        assert step.diff_id is None or checked
+
+
+class TestLargeManifests:
+    """4 MiB of manifest must not become minutes or gigabytes."""
+
+    def test_thousands_of_unnamed_layers(self) -> None:
+        kind = "application/vnd.ollama.image.license"
+        plan = Made(*(layer(b"%d" % n, None, kind) for n in range(5000))).plan()
+        assert plan.steps[4999].path == "license-05000-of-05000.txt"
+
+    def test_thousands_of_deep_paths(self) -> None:
+        deep = "/".join(["directory-of-thirty-characters"] * 126)
+        plan = Made(*(layer(b"%d" % n, f"{deep}/{n}") for n in range(1000))).plan()
+        assert len(plan.active()) == 1000
 
 
 class TestRule3Duplicates:
