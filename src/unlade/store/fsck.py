@@ -9,7 +9,6 @@ blob, a file without a record) are not problems: `collect` removes them. Trees a
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from unlade.model import Deadline, Digest
 from unlade.store.content import BlobInfo
 from unlade.store.failure import explaining
 from unlade.store.images import ImageRecord, drop, image_name, missing_below
-from unlade.store.layout import Layout, file_name
+from unlade.store.layout import file_name
 from unlade.store.removal import blob_lock, forget, tree_lock
 
 if TYPE_CHECKING:
@@ -81,7 +80,13 @@ def check_records(store: DirStore, *, repair: bool) -> Iterator[Problem]:
             yield Problem(
                 "record-incomplete", node[2:].strip(), f"{missing[2:]} is not there; {_again(repair)}", repair
             )
-    yield from _check_marker(store.layout)
+    if not store.layout.marker_is_right():
+        if repair:
+            with explaining("write oci-layout"):
+                store.layout.write_marker()
+        yield Problem(
+            "layout-marker", str(store.path / "oci-layout"), "is not what readers look for", repaired=repair
+        )
     if not repair:
         if not store.images.is_projected():
             yield Problem("index-stale", str(store.layout.index), "does not say what the records say")
@@ -144,18 +149,6 @@ def _cut_down(store: DirStore, record: ImageRecord, content: bool, tree: bool) -
         if keep_tree is None:
             connection.execute("DELETE FROM edges WHERE parent = ? AND child = ?", (node, f"t:{record.tree}"))
     failpoints.reach("store.fsck.record-cut-down")
-
-
-def _check_marker(layout: Layout) -> Iterator[Problem]:
-    marker = layout.root / "oci-layout"
-    try:
-        fine = json.loads(marker.read_bytes()).get("imageLayoutVersion") == "1.0.0"
-    except (OSError, ValueError, AttributeError):
-        fine = False
-    if not fine:
-        yield Problem(
-            "layout-marker", str(marker), "not an OCI layout marker; open the store again to write it"
-        )
 
 
 def _again(repair: bool) -> str:

@@ -29,7 +29,7 @@ from unlade.kernel import failpoints
 from unlade.model import Digest
 from unlade.store.failure import explaining
 
-LAYOUT_VERSION: Final = "1.0.0"
+_MARKER: Final = {"imageLayoutVersion": "1.0.0"}
 _ALGORITHMS: Final = ("sha256", "sha512")
 _PRIVATE: Final = ("ingest", "staging", "trees", "trash", "quarantine", "locks", "owners")
 
@@ -92,7 +92,8 @@ class Layout:
         root = self.root
         root.mkdir(parents=True, exist_ok=True)
         marker = root / "oci-layout"
-        if not marker.exists() and not self.private.exists() and any(root.iterdir()):
+        ours = self.private.exists()
+        if not marker.exists() and not ours and any(root.iterdir()):
             raise NotAStore(
                 f"{root} is not empty and is not a store",
                 next_step="name an empty or missing directory with --store",
@@ -103,15 +104,26 @@ class Layout:
         for name in _PRIVATE:
             (self.private / name).mkdir(mode=0o700, exist_ok=True)
         if not marker.exists():
-            # Every process that opens a new store at the same moment writes the same marker. A temporary
-            # file that a crash leaves there is swept with the locks of the dead.
-            data = json.dumps({"imageLayoutVersion": LAYOUT_VERSION}).encode()
-            replace_file(marker, data, temporary=self.locks / uuid.uuid4().hex)
-        elif json.loads(marker.read_bytes()).get("imageLayoutVersion") != LAYOUT_VERSION:
+            self.write_marker()
+        elif not ours and not self.marker_is_right():
             raise NotAStore(
                 f"{root} is an image layout of another version",
                 next_step="name another directory with --store",
             )
+
+    def marker_is_right(self) -> bool:
+        """Whether `oci-layout` says what readers of the layout look for."""
+        try:
+            return bool(json.loads((self.root / "oci-layout").read_bytes()) == _MARKER)
+        except (OSError, ValueError):
+            return False
+
+    def write_marker(self) -> None:
+        """Write `oci-layout`."""
+        # Every process that opens a new store at the same moment writes the same. A temporary file that a
+        # crash leaves there is swept with the locks of the dead.
+        temporary = self.locks / uuid.uuid4().hex
+        replace_file(self.root / "oci-layout", json.dumps(_MARKER).encode(), temporary=temporary)
 
 
 def file_name(digest: Digest) -> str:
