@@ -85,11 +85,15 @@ class Leases:
     @contextmanager
     def lease(self, purpose: str, *, ttl: float) -> Iterator[DirLease]:
         """A lease that ends with the block, with its time, or with this process."""
-        lease = self._add(uuid.uuid4().hex, purpose, ttl, self.owner.name)
+        lease = self.open(purpose, ttl=ttl)
         try:
             yield lease
         finally:
             lease.release()
+
+    def open(self, purpose: str, *, ttl: float) -> DirLease:
+        """The same without a block: the caller releases it."""
+        return self._add(uuid.uuid4().hex, purpose, ttl, self.owner.name)
 
     def keep(self, lease_id: str, purpose: str, *, ttl: float) -> DirLease:
         """A lease by a chosen name that outlives this process, until released or expired."""
