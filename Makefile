@@ -58,7 +58,8 @@ quickstart: ## the README's quickstart, run exactly as written
 	$(PYTEST) tests/interop/test_quickstart.py
 
 full: ## every test at its full count and size (UNLADE_FULL=1)
-	UNLADE_FULL=1 $(MAKE) check test test-root interop test-rig fuzz
+	mkdir -p artifacts
+	UNLADE_FULL=1 UNLADE_FIGURES=$(CURDIR)/artifacts/figures.jsonl $(MAKE) check test test-root interop test-rig fuzz
 
 clean: ## remove caches inside the checkout
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis artifacts dist build

@@ -17,6 +17,7 @@ import pytest
 from tests.fakes.httpd import Request as Asked
 from tests.fakes.httpd import Response
 from tests.fakes.registry import FakeRegistry
+from tests.figures import figure
 from tests.unit.delivery.conftest import ARTIFACT, PutImage
 from unlade.delivery import AsTree, Directory, Engine, InStore, Request
 from unlade.model import Digest
@@ -114,6 +115,7 @@ def test_a_blob_cut_at_20_random_points_arrives_whole(
     with (tmp_path / "out" / "weights").open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == hasher.hexdigest()
     sent = sum(request.sent for request in fake.seen("GET", "/blobs/"))
+    figure("cut at 20 points", size >> 20, "MB blob", (sent - size) >> 10, "KiB fetched twice")
     assert sent <= size + 20 * (1 << 20), "no byte twice beyond one chunk per cut"
 
 
@@ -164,6 +166,7 @@ def test_memory_of_a_large_blob(fake: FakeRegistry, tmp_path: Path) -> None:
     ref = str(fake.reference("model", "v1"))
     own, below = measured(PULL, fake.host, ref, str(tmp_path / "out"))
     assert os.stat(tmp_path / "out" / "weights").st_size == size
+    figure("peak memory of a raw blob", size >> 20, "MB blob", (own + below) >> 20, "MB RSS")
     assert own + below < 200 << 20, f"{(own + below) >> 20} MB"
 
 
@@ -178,6 +181,7 @@ def test_memory_of_many_files(fake: FakeRegistry, put_image: PutImage, tmp_path:
     ref = str(fake.reference("img", "v1"))
     own, below = measured(PULL, fake.host, ref, str(tmp_path / "out"))
     assert sum(len(files) for _, _, files in os.walk(tmp_path / "out")) == count
+    figure("peak memory of an image", count, "files", (own + 2 * below) >> 20, "MB RSS, all processes")
     # RUSAGE_CHILDREN tells the largest child; two workers ran.
     assert own + 2 * below < 300 << 20, f"{own >> 20} MB and {below >> 20} MB in each worker"
 

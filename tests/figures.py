@@ -1,0 +1,19 @@
+"""Figures that tests measure, kept for the docs: one JSON line each in the file that UNLADE_FIGURES names.
+
+`make full` sets it; without it a figure is only asserted, not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+
+
+def figure(name: str, *facts: object) -> None:
+    """Keep one measurement: its name, and alternating values and units."""
+    path = os.environ.get("UNLADE_FIGURES")
+    if path:
+        line = {"date": datetime.now(UTC).date().isoformat(), "name": name, "facts": list(facts)}
+        with open(path, "a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
