@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import json
 from urllib.parse import urlsplit
 
-from tests.corpus.artifact import Artifact
+from tests.corpus.artifact import Artifact, Document, compact
+from unlade.model.mediatypes import OCI_INDEX
 
 
 def push(host: str, repository: str, artifact: Artifact, tag: str = "v1") -> None:
@@ -20,16 +22,27 @@ def push(host: str, repository: str, artifact: Artifact, tag: str = "v1") -> Non
             _request(connection, "PUT", target, data, 201, "application/octet-stream")
         for document in artifact.documents:
             name = tag if document is artifact.top else str(document.digest)
-            _request(
-                connection,
-                "PUT",
-                f"/v2/{repository}/manifests/{name}",
-                document.raw,
-                201,
-                document.media_type,
-            )
+            _manifest(connection, repository, name, document)
+            if subject := json.loads(document.raw).get("subject"):
+                # Distribution has no referrers API: whoever pushes keeps the index (the tag schema of the spec).
+                _manifest(connection, repository, subject["digest"].replace(":", "-"), _referrers(document))
     finally:
         connection.close()
+
+
+def _manifest(connection: http.client.HTTPConnection, repository: str, name: str, document: Document) -> None:
+    path = f"/v2/{repository}/manifests/{name}"
+    _request(connection, "PUT", path, document.raw, 201, document.media_type)
+
+
+def _referrers(document: Document) -> Document:
+    """The fallback index with this one referrer in it."""
+    value = json.loads(document.raw)
+    entry = document.descriptor(
+        artifactType=value.get("artifactType") or value["config"]["mediaType"],
+        annotations=value.get("annotations", {}),
+    )
+    return Document(compact({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}), OCI_INDEX)
 
 
 def _request(

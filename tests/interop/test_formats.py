@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.corpus import Artifact, corpus, differences, snapshot
+from tests.corpus import Artifact, Node, corpus, differences, snapshot
+from tests.corpus.artifact import Kit, file
+from tests.corpus.oras import push as push_files
+from tests.corpus.oras import titled
 from tests.corpus.pushing import push
 from tests.interop.peers import Peers
 from tests.interop.real_registry import RealRegistry
-from unlade.delivery import Directory, Engine, Request
+from unlade.delivery import AsTree, Directory, Engine, Request
 from unlade.model import Platform, Reference
 from unlade.registry import Registry, RegistryConfig
+from unlade.store import DirStore
+from unlade.tree import fsck
 
 _MADE = [artifact for artifact in corpus() if artifact.error is None]
 _REFUSED = [artifact for artifact in corpus() if artifact.error is not None]
@@ -62,6 +68,59 @@ def test_refused_whole(registry: RealRegistry, engine: Engine, artifact: Artifac
         engine.deliver(_request(registry, artifact, tmp_path / "out"))
     assert caught.value.next_step
     assert list(tmp_path.iterdir()) == [], "nothing is left of it"
+
+
+def test_as_shared_trees(registry: RealRegistry, tmp_path: Path) -> None:
+    """Every artifact as a tree of one store: no two contents share a key, a second delivery makes nothing."""
+    config = RegistryConfig(plain_http=frozenset({registry.host}))
+    keys: dict[str, str] = {}
+    with Registry(config) as client, DirStore(tmp_path / "store") as store, Engine(client, store) as engine:
+        for artifact in _MADE:
+            request = replace(_request(registry, artifact, tmp_path / "unused"), destination=AsTree())
+            delivered = engine.deliver(request)
+            if delivered.path is not None:
+                assert artifact.tree is not None
+                assert differences(artifact.tree, snapshot(delivered.path)) == [], artifact.name
+            assert delivered.tree is not None
+            same = keys.setdefault(str(delivered.tree), artifact.name)
+            assert _content(same) == _content(artifact.name)
+            assert engine.deliver(request).cached
+        assert len(keys) > len(_MADE) // 2
+        assert fsck(store) == []
+
+
+def test_a_referrer_is_delivered_as_content(registry: RealRegistry, engine: Engine, tmp_path: Path) -> None:
+    """V12: image and artifact type name the attached document; its subject is checked."""
+    artifact = next(artifact for artifact in corpus() if artifact.name == "oras-attached-sbom")
+    assert artifact.tree is not None
+    request = _request(registry, artifact, tmp_path / "out")
+    (reference,) = request.references
+    image = Reference(reference.registry, reference.repository, None, artifact.documents[0].digest)
+    engine.deliver(replace(request, references=(image,), referrer="application/spdx+json"))
+    assert differences(artifact.tree, snapshot(str(tmp_path / "out"))) == []
+
+
+def test_several_formats_merge_in_order(registry: RealRegistry, engine: Engine, tmp_path: Path) -> None:
+    """V17: an image below, a chart, and a file that replaces one of the image's."""
+    kit = Kit()
+    push_files(kit, titled(kit, "etc/app.conf", "three\n"))
+    above = kit.done("merge-above", "oras", {"etc/app.conf": file("three\n")})
+    parts = [*(artifact for artifact in corpus() if artifact.name in ("image-oci-gzip", "helm-chart")), above]
+    expected: dict[str, Node] = {}
+    references: list[Reference] = []
+    for artifact in parts:
+        request = _request(registry, artifact, tmp_path / "out")
+        references += request.references
+        assert artifact.tree is not None
+        expected |= artifact.tree
+    engine.deliver(replace(request, references=tuple(references)))
+    assert differences(expected, snapshot(str(tmp_path / "out"))) == []
+
+
+def _content(name: str) -> object:
+    artifact = next(artifact for artifact in _MADE if artifact.name == name)
+    assert artifact.tree is not None
+    return {path: (node.content, node.target) for path, node in artifact.tree.items()}
 
 
 @pytest.mark.parametrize("artifact", _BY_COMMAND, ids=lambda artifact: artifact.name)
