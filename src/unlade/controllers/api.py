@@ -18,7 +18,7 @@ import urllib3
 from kubernetes import client as kube
 from kubernetes import config as kube_config
 
-from unlade.controllers.objects import Status
+from unlade.controllers.objects import STATUS, Status
 from unlade.errors import InvalidInput, UnladeError
 
 JSON = "application/json"
@@ -135,7 +135,7 @@ def _refusal(answer: urllib3.BaseHTTPResponse) -> ApiError:
     """The error an answer from 400 up stands for; proxies in between may answer with anything."""
     data = answer.data
     try:
-        status = msgspec.json.decode(data, type=Status)
+        status = STATUS.decode(data)
     except msgspec.DecodeError:
         text = data[:200].decode("utf-8", "replace").strip()
         status = Status(message=f"HTTP {answer.status}: {text}")

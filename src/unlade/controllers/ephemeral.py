@@ -26,7 +26,7 @@ from prometheus_client.core import Metric
 from unlade.controllers.api import ApiError, ApiServer
 from unlade.controllers.informer import Informer, Resource
 from unlade.controllers.metrics import Metrics, counter, gauge
-from unlade.controllers.objects import MetadataOnly, PodManifest
+from unlade.controllers.objects import METADATA, MetadataOnly, PodManifest
 from unlade.controllers.recorder import Recorder, Subject
 from unlade.controllers.throttle import TokenBucket
 from unlade.controllers.workqueue import WorkQueue
@@ -83,6 +83,9 @@ class _Source(msgspec.Struct, rename="camel"):
     volume_claim_template: _Template | None = None
 
 
+_SOURCE = msgspec.json.Decoder(_Source)
+
+
 def keep_pod(manifest: PodManifest) -> Pod | None:
     """The record of a pod with ephemeral volumes; None for all others."""
     volumes = tuple(
@@ -122,7 +125,7 @@ def claim_name(pod: str, volume: str) -> str:
 
 def claim_body(pod: Pod, volume: Volume) -> dict[str, Any]:
     """The claim to create for a volume, as the API server takes it."""
-    template = msgspec.json.decode(volume.source, type=_Source).volume_claim_template or _Template()
+    template = _SOURCE.decode(volume.source).volume_claim_template or _Template()
     metadata: dict[str, Any] = {
         "name": claim_name(pod.name, volume.name),
         "namespace": pod.namespace,
@@ -170,7 +173,6 @@ class EphemeralVolumes:
         self.pods.handlers.added = self._pod_added
         self.pods.handlers.updated = self._pod_updated
         self.claims.handlers.deleted = self._claim_deleted
-        self.claims.handlers.updated = self._claim_updated
 
     @property
     def synced(self) -> bool:
@@ -241,10 +243,6 @@ class EphemeralVolumes:
     def _claim_deleted(self, key: str, _claim: Claim) -> None:
         for pod in self._pods_of(key):
             self.queue.add(pod)
-
-    def _claim_updated(self, key: str, old: Claim, new: Claim) -> None:
-        if old.controller_uid != new.controller_uid:
-            self._claim_deleted(key, old)
 
     def _pods_of(self, claim_key: str) -> Iterator[str]:
         """The pods whose volume would have this claim: the name is cut at each hyphen in turn."""
@@ -323,7 +321,7 @@ class EphemeralVolumes:
                     retry_after=error.retry_after,
                 ) from error
             # the cache is behind: an answer that was lost, another leader, or a stranger's claim
-            found = msgspec.json.decode(self._server.read("GET", f"{path}/{name}"), type=MetadataOnly)
+            found = METADATA.decode(self._server.read("GET", f"{path}/{name}"))
             self._check_owner(pod, name, keep_claim(found))
         else:
             self._metrics.claims.labels("created").inc()

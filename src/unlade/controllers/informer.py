@@ -25,7 +25,7 @@ import msgspec
 import urllib3
 
 from unlade.controllers.api import JSON, METADATA_ONLY, ApiError, ApiServer, unanswered
-from unlade.controllers.objects import Manifest, MetadataOnly, Page, Status, WatchEvent
+from unlade.controllers.objects import METADATA, STATUS, WATCH_EVENT, Manifest, MetadataOnly, Page
 from unlade.controllers.throttle import Backoff
 
 log = logging.getLogger(__name__)
@@ -115,8 +115,6 @@ class Informer(Generic[M, T]):
         self._thread = threading.Thread(target=self._run, name=f"informer-{resource.name}", daemon=True)
         self._pages = msgspec.json.Decoder(Page[resource.manifest])  # type: ignore[name-defined]
         self._objects = msgspec.json.Decoder(resource.manifest)
-        self._metadata = msgspec.json.Decoder(MetadataOnly)
-        self._events = msgspec.json.Decoder(WatchEvent)
 
     def start(self) -> None:
         """Starts the thread; returns at once. Wait on `synced` before trusting an absence."""
@@ -270,12 +268,12 @@ class Informer(Generic[M, T]):
             answer.close()
 
     def _event(self, line: bytes) -> None:
-        event = self._events.decode(line)
+        event = WATCH_EVENT.decode(line)
         if event.type == "ERROR":
-            status = msgspec.json.decode(event.object, type=Status)
+            status = STATUS.decode(event.object)
             raise ApiError(status.message or status.reason, status=status.code, reason=status.reason)
         if event.type == "BOOKMARK":
-            self._version = self._metadata.decode(event.object).metadata.resource_version
+            self._version = METADATA.decode(event.object).metadata.resource_version
             self.counts.bookmarks += 1
             return
         item = self._objects.decode(event.object)

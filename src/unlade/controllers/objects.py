@@ -4,6 +4,9 @@ A pod on the wire is four to twenty kilobytes; what a controller needs of it is 
 structs name those fields, msgspec skips the rest without building it, and what is kept in a cache is
 smaller again. Field names and meanings: the Kubernetes API reference, core/v1 and meta/v1.
 
+Decoders are made when their module is imported: msgspec publishes a type's description before it is whole,
+and two threads that meet a type for the first time together can crash the process.
+
 `msgspec.Raw` values are views of the page they were decoded from: whoever keeps one copies it, or the
 whole page stays in memory with it.
 """
@@ -121,3 +124,8 @@ class WatchEvent(msgspec.Struct):
 
     type: str
     object: msgspec.Raw
+
+
+STATUS = msgspec.json.Decoder(Status)
+METADATA = msgspec.json.Decoder(MetadataOnly)
+WATCH_EVENT = msgspec.json.Decoder(WatchEvent)
