@@ -75,6 +75,8 @@ class Layers:
                     if position and needs_context(unpacked):
                         # Held no longer: others have the same layers in another order, or one of them twice.
                         staging.detach()
+                        # Whoever waits for layers must not hold the key of one.
+                        staging.detach()
                         pending[position] = _Pending(staging, unpacked)
                         with self._lock:
                             stack.push(own.pop_all())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.registry import FakeRegistry
 from tests.unit.delivery.conftest import PutImage
-from unlade.delivery import Engine, Mounted, Request
+from unlade.delivery import AsTree, Delivered, Engine, Mounted, Request
+from unlade.model import Deadline
 from unlade.mount import MountOptions, find, unmount
 from unlade.store import DirStore
+from unlade.tree.fsck import fsck
 
 pytestmark = pytest.mark.root
 
@@ -85,6 +88,24 @@ def test_a_layer_without_directory_entries_takes_those_below(
     put_image("img", "v1", {"d/": None, "d/a": b"1"}, {"d/b": b"2"}, {"d/c": b"3"})
     engine.deliver(mounted(fake, "img", target))
     assert sorted(os.listdir(target / "d")) == ["a", "b", "c"]
+
+
+def test_the_same_leaning_layers_in_another_order_at_once(
+    engine: Engine, fake: FakeRegistry, put_image: PutImage, store: DirStore
+) -> None:
+    layers = [{f"d/{n}": os.urandom(200_000), f"e/{n}": b"x"} for n in range(6)]
+    for name, order in (("one", layers), ("two", layers[::-1]), ("three", layers[3:] + layers[:3])):
+        put_image(name, "v1", *order)
+    deadline = Deadline.after(60)
+
+    def one(name: str) -> Delivered:
+        request = Request(references=(fake.reference(name, "v1"),), destination=AsTree())
+        return engine.deliver(request, deadline=deadline)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(one, ["one", "two", "three"] * 2))
+    assert len({delivered.tree for delivered in done}) == 3
+    assert fsck(store) == []
 
 
 def test_an_artifact_is_bound_and_a_file_can_be_a_sub_path(
