@@ -219,7 +219,7 @@ def test_files_as_oras_pushes_them(registry: RealRegistry, peers: Peers, tmp_pat
     ]
     assert manifest["layers"][0]["mediaType"] == "application/vnd.example.weights"
     rows = json.loads(peers.unlade("plan", "--plain-http", "-o", "json", ref))["files"]
-    assert [(row["path"], row["size"]) for row in rows] == [("weights.bin", 100_000), ("sub/readme.md", 8)]
+    assert [(row["path"], row["size"]) for row in rows] == [("sub/readme.md", 8), ("weights.bin", 100_000)]
     peers.unlade("pull", "--plain-http", ref, tmp_path / "out")
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "work")
     # What others push from that layout keeps its digest.

@@ -27,8 +27,8 @@ from unlade.errors import InvalidInput
 
 Kind = Literal["dir", "file", "symlink", "hardlink"]
 
-# A directory nested deeper than this is a loop of bind mounts or an attack, and pullers refuse it as well.
-MAX_DEPTH = 512
+# Pullers refuse entries with more directories above them (unpack.Limits.max_depth); so does a push.
+MAX_DEPTH = 128
 # What image layers reserve: a name with this prefix deletes another file when the layer is unpacked.
 WHITEOUT_PREFIX = b".wh."
 

@@ -172,15 +172,25 @@ def test_plan_says_what_and_why(fake: FakeRegistry, run: Any) -> None:
     shown = run("plan", f"{fake.host}/m/m:v1")
     lines = shown.out.splitlines()
     assert lines[0].split() == ["PATH", "SIZE", "LAYER", "RULE"]
-    assert lines[1].split()[:3] == ["weights.bin", "4.9", "KiB"]
+    assert lines[1].split()[:3] == ["docs/LICENSE", "4", "B"]
+    assert lines[2].split()[:3] == ["weights.bin", "4.9", "KiB"]
     assert "title" in lines[1]
     assert not fake.seen("GET", "/blobs/")
     data = run("plan", "-o", "json", f"{fake.host}/m/m:v1").data
     assert [(row["path"], row["size"]) for row in data["files"]] == [
-        ("weights.bin", 5000),
         ("docs/LICENSE", 4),
+        ("weights.bin", 5000),
     ]
     assert data["fetchBytes"] == 5004
+
+
+def test_plan_looks_into_archives(fake: FakeRegistry, tree: Path, run: Any) -> None:
+    name = f"{fake.host}/a/b:v1"
+    run("push", tree, name)
+    rows = run("plan", "-o", "json", name).data["files"]
+    assert [(row["path"], row["size"]) for row in rows] == [("sub/file", 8), ("top", 4)]
+    closed = run("plan", "--files", "never", "-o", "json", name).data["files"]
+    assert [(row["path"], row["size"]) for row in closed] == [("./", None)]
 
 
 def test_nothing_to_make_is_an_error(fake: FakeRegistry, run: Any, tmp_path: Path) -> None:
