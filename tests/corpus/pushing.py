@@ -24,7 +24,7 @@ def push(host: str, repository: str, artifact: Artifact, tag: str = "v1") -> Non
             name = tag if document is artifact.top else str(document.digest)
             _manifest(connection, repository, name, document)
             if subject := json.loads(document.raw).get("subject"):
-                # Distribution has no referrers API: whoever pushes keeps the index (the tag schema of the spec).
+                # Distribution has no referrers API: whoever pushes keeps the index (the tag schema).
                 _manifest(connection, repository, subject["digest"].replace(":", "-"), _referrers(document))
     finally:
         connection.close()

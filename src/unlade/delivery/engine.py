@@ -120,6 +120,7 @@ class Engine:
                 source.descriptor,
                 reference=str(source.reference),
                 options=options,
+                one_of_several=len(found) > 1,
                 read_config=lambda: self._small(source, source.manifest.config, deadline),
                 peek=lambda layer, count: self._peek(source, layer, count, deadline),
             )

@@ -2,8 +2,9 @@
 
 Configs `v0.1` and `v0.2`. Today's tool annotates each layer with `org.cncf.model.filepath`; older ones
 name nothing, and then the names that the tool's own runtime bundle uses apply: `model.gguf`,
-`model-00001-of-00002.safetensors`, `model.mmproj`, `template.jinja` and so on. The two tar types are unpacked
-at the root; the filepath of such a layer names the tar, not what is in it.
+`model-00001-of-00002.safetensors`, `model.mmproj`, `template.jinja` and so on. A type that Docker adds later
+is a file of that name. The two tar types are unpacked at the root; the filepath of such a layer names the
+tar, not what is in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from unlade.planning.view import Placement, View, numbered
 NAME = "docker-model"
 _CONFIG: Final = re.compile(r"application/vnd\.docker\.ai\.model\.config\.v0\.[0-9]{1,3}\+json", re.ASCII)
 _PREFIX: Final = "application/vnd.docker.ai."
+_FILE: Final = re.compile(r"application/vnd\.docker\.ai\.([a-z0-9][a-z0-9._-]{0,62})", re.ASCII)
 _ARCHIVES: Final = frozenset({f"{_PREFIX}vllm.config.tar", f"{_PREFIX}dir.tar"})
 # Type below the prefix: stem and extension of the stable name.
 _STABLE: Final = {
@@ -42,9 +44,10 @@ def place(view: View, index: int) -> Placement | None:
     if layer.media_type in _ARCHIVES:
         name = modelpack.filepath(layer) or layer.title or None
         return Placement(rule="docker-model: an archive, unpacked", name=name, archive=True)
-    stable = _STABLE.get(layer.media_type.removeprefix(_PREFIX))
-    if stable is None or not layer.media_type.startswith(_PREFIX):
+    kind = _FILE.fullmatch(layer.media_type)
+    if not kind:
         return None
+    stable = _STABLE.get(kind[1], (kind[1], ""))
     metadata = modelpack.file_metadata(layer)
     name = modelpack.filepath(layer) or layer.title
     rule = "docker-model: a file at its filepath"

@@ -8,6 +8,7 @@ nothing to call it, and the caller must name it (`--as-file`) or ask for stable 
 from __future__ import annotations
 
 from unlade.model import Manifest, mediatypes
+from unlade.planning import modelpack
 from unlade.planning.view import Placement, View
 
 NAME = "generic"
@@ -26,7 +27,9 @@ def place(view: View, index: int) -> Placement:
         return Placement(rule="title: a file at its title", name=layer.title)
     if layer.media_type == mediatypes.OCI_EMPTY:
         return Placement(rule="empty: the empty descriptor stands for no content", skip=True)
-    return Placement(rule="untitled: its bytes are a tar, unpacked", archive=True)
+    # Some publishers know only model-spec's annotation; it names what is no archive.
+    named = modelpack.filepath(layer)
+    return Placement(rule="untitled: its bytes are a tar, unpacked", archive=True, name=named)
 
 
 def stable_name(index: int, media_type: str) -> str:

@@ -35,6 +35,7 @@ from unlade.planning.plan import Plan, PlanOptions, Source, Step
 from unlade.planning.view import Family, Placement, View
 
 _CALLER_NAMED: Final = "caller: a file of this name"
+_OTHER_SUBSET: Final = "see the paths with `unlade plan`, then change --only"
 
 
 def make_plan(
@@ -43,13 +44,15 @@ def make_plan(
     *,
     reference: str = "",
     options: PlanOptions | None = None,
+    one_of_several: bool = False,
     read_config: Callable[[], bytes],
     peek: Callable[[Descriptor, int], bytes],
 ) -> Plan:
     """What the manifest becomes. `peek` is called from several threads.
 
-    Raises NothingProduced, UnplacedLayers, NotATar, PathConflict, UnsafeTitle, or InvalidInput for options
-    that do not fit; errors of `read_config` and `peek` pass through.
+    A subset that leaves nothing is an error, unless the plan is `one_of_several` that are merged. Raises
+    NothingProduced, UnplacedLayers, NotATar, PathConflict, UnsafeTitle, or InvalidInput for options that do
+    not fit; errors of `read_config` and `peek` pass through.
     """
     options = options or PlanOptions()
     subset.check(options.only)
@@ -57,16 +60,20 @@ def make_plan(
     if by_types or options.family == image.NAME:
         return _image(manifest, descriptor, reference, options)
     view = View(manifest, read_config, peek, keep=options.unpack == "never")
-    return _Artifact(view, reference, descriptor, options).plan()
+    return _Artifact(view, reference, descriptor, options, one_of_several).plan()
 
 
 def merge_plans(plans: Sequence[Plan]) -> Plan:
     """Several references as one directory, in the order given: the later file of one path wins (V17).
 
-    Raises PathConflict where one reference has a file and another a directory of that name.
+    Raises PathConflict where one reference has a file and another a directory of that name, NothingProduced
+    where a subset leaves nothing of any of them.
     """
     if not plans:
         raise InvalidInput("there is nothing to merge", next_step="name at least one reference")
+    if not any(plan.active() or plan.kind == "image" for plan in plans):
+        unwanted = [_reported(step) for plan in plans for step in plan.steps]
+        raise nothing_produced(" ".join(plan.reference for plan in plans), unwanted, next_step=_OTHER_SUBSET)
     sources: list[Source] = []
     steps: list[_Rooted] = []
     for plan in plans:
@@ -98,11 +105,19 @@ class _Rooted:
 class _Artifact:
     """One artifact on its way to a plan; lives for one call of make_plan."""
 
-    def __init__(self, view: View, reference: str, descriptor: Descriptor, options: PlanOptions) -> None:
+    def __init__(
+        self,
+        view: View,
+        reference: str,
+        descriptor: Descriptor,
+        options: PlanOptions,
+        one_of_several: bool,
+    ) -> None:
         self.view = view
         self.reference = reference
         self.descriptor = descriptor
         self.options = options
+        self.one_of_several = one_of_several
         self.unplaced: list[Unplaced] = []
         self.by_index, self.spare_names = _as_file(options.as_file, len(view.manifest.layers))
 
@@ -205,7 +220,7 @@ class _Artifact:
             lie = Unplaced(index, layer, f"its bytes are no tar, against the rule “{placement.rule}”")
             raise NotATar(str(lie), next_step="take it as a file with --unpack never, or ask the publisher")
         family = placement.rule.partition(":")[0]
-        file = replace(placement, rule=f"{family}: its type says tar, its bytes do not; a file")
+        file = replace(placement, rule=f"{family}: its bytes are no tar; a file at its filepath")
         return self._named(index, layer, file, "it has no name and its bytes are no tar")
 
     def _packed_prefix(self, layer: Descriptor, packed: str) -> str:
@@ -245,11 +260,11 @@ class _Artifact:
             else _Rooted(_skipped(rooted.step, "caller: not in the subset"))
             for rooted in steps
         ]
-        if all(rooted.step.action == "skip" for rooted in selected):
+        if not self.one_of_several and all(rooted.step.action == "skip" for rooted in selected):
             raise nothing_produced(
                 self.reference,
                 [_reported(rooted.step) for rooted in selected],
-                next_step="see the paths with `unlade plan`, then change --only",
+                next_step=_OTHER_SUBSET,
             )
         return selected
 

@@ -35,7 +35,7 @@ class Made:
             artifact_type=artifact_type,
         )
 
-    def plan(self, **options: Any) -> Plan:
+    def plan(self, *, one_of_several: bool = False, **options: Any) -> Plan:
         """Plan it under these options."""
         digest = Digest.of(b"manifest")
         return make_plan(
@@ -43,6 +43,7 @@ class Made:
             Descriptor(media_type=OCI_MANIFEST, digest=digest, size=100),
             reference="registry.example/made:v1",
             options=PlanOptions(**options),
+            one_of_several=one_of_several,
             read_config=self._config,
             peek=self._peek,
         )

@@ -107,7 +107,11 @@ class TestRule2Layers:
         kind = "application/vnd.cncf.model.weight.v1.tar"
         plan = Made(layer(b"raw", None, kind, org__cncf__model__filepath="w.bin"), config=model).plan()
         assert summary(plan) == [("file", "w.bin")]
-        assert "its bytes do not" in plan.steps[0].rule
+        assert plan.steps[0].rule == "modelpack: its bytes are no tar; a file at its filepath"
+
+    def test_model_spec_s_filepath_names_a_layer_of_any_artifact(self) -> None:
+        plan = Made(layer(b"raw", None, "x/y", org__cncf__model__filepath="w.bin"), layer(TAR)).plan()
+        assert summary(plan) == [("file", "w.bin"), ("untar", "")]
 
     def test_the_rule_is_named_for_every_step(self) -> None:
         made = Made(layer(b"a", "a"), layer(TAR), layer(b"b", None, "text/plain"))
@@ -304,6 +308,13 @@ class TestMerge:
     def test_a_file_over_a_directory_is_refused(self) -> None:
         with pytest.raises(PathConflict):
             merge_plans([Made(layer(b"1", "a/b")).plan(), Made(layer(b"2", "a")).plan()])
+
+    def test_a_subset_may_leave_out_a_whole_reference_but_not_all(self) -> None:
+        first = Made(layer(b"1", "a")).plan(only=("a",), one_of_several=True)
+        second = Made(layer(b"2", "b")).plan(only=("a",), one_of_several=True)
+        assert [step.path for step in merge_plans([first, second]).active()] == ["a"]
+        with pytest.raises(NothingProduced):
+            merge_plans([second, second])
 
     def test_nothing_merges_to_nothing(self) -> None:
         with pytest.raises(InvalidInput):
