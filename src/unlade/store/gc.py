@@ -16,6 +16,7 @@ A concurrent pull waits for at most one batch: `_BATCH` look-ups and one sync.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -29,7 +30,7 @@ from unlade.kernel import failpoints
 from unlade.model import Deadline, InvalidDigest
 from unlade.store.failure import explaining
 from unlade.store.layout import from_file_name
-from unlade.store.removal import blob_lock, empty_trash, forget, free_names, hide_data, tree_lock
+from unlade.store.removal import blob_lock, empty_trash, forget, free_names, hide_data
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -166,7 +167,7 @@ def _sweep(
             return
         with store.database.read() as connection:
             # Readers hold nobody up; most of a store is not garbage and never gets further than this.
-            suspects = [name for name in batch if _is_garbage(connection, name, before)]
+            suspects = _garbage_among(connection, batch, before)
         for start in range(0, len(suspects), _BATCH):
             again.extend(_remove(store, suspects[start : start + _BATCH], report, before))
             time.sleep(_BREATH)
@@ -179,11 +180,9 @@ def _remove(store: DirStore, names: list[str], report: GCReport, before: float |
         victims: list[str] = []
         with store.database.write() as connection:
             started = time.monotonic()
-            for name in free:
+            for name in _garbage_among(connection, free, before):
                 if time.monotonic() - started > _BATCH_SECONDS:
                     again.append(name)
-                    continue
-                if not _is_garbage(connection, name, before):
                     continue
                 size = connection.execute("SELECT size FROM objects WHERE name = ?", (name,)).fetchone()[0]
                 children = connection.execute("SELECT child FROM edges WHERE parent = ?", (name,)).fetchall()
@@ -198,15 +197,15 @@ def _remove(store: DirStore, names: list[str], report: GCReport, before: float |
     return again
 
 
-def _is_garbage(connection: Connection, name: str, before: float | None) -> bool:
-    return (
-        connection.execute(
-            "SELECT 1 FROM objects WHERE name = ?1 AND (?2 IS NULL OR created <= ?2)"
-            " AND NOT EXISTS (SELECT 1 FROM edges WHERE child = ?1)",
-            (name, before),
-        ).fetchone()
-        is not None
+def _garbage_among(connection: Connection, names: list[str], before: float | None) -> list[str]:
+    rows = connection.execute(
+        "SELECT name FROM json_each(?1) JOIN objects ON name = value"
+        " WHERE (?2 IS NULL OR created <= ?2)"
+        " AND NOT EXISTS (SELECT 1 FROM edges WHERE child = name)",
+        (json.dumps(names), before),
     )
+    # A name that came up twice is garbage once.
+    return list(dict.fromkeys(row[0] for row in rows))
 
 
 def _count(report: GCReport, name: str, size: int) -> None:
@@ -240,21 +239,16 @@ def _sweep_strays(store: DirStore, report: GCReport, deadline: Deadline) -> None
     """Files and directories whose record was never written, or is gone: a crash left them."""
     with explaining("remove files without a record"):
         for directory in store.layout.blob_directories():
-            for entry in _entries(directory):
-                deadline.check()
-                name = f"b:{directory.name}:{entry.name}"
-                if not _recorded(store, name):
-                    lock = f"blob-{directory.name}-{entry.name}"
-                    report.strays += _remove_stray(store, name, lock, entry.path)
-        for entry in _entries(store.layout.trees):
-            deadline.check()
-            try:
-                key = from_file_name(entry.name)
-            except InvalidDigest:
-                report.strays += _remove_stray(store, entry.name, f"stray-{entry.name}", entry.path)
-                continue
-            if not _recorded(store, f"t:{key}"):
-                report.strays += _remove_stray(store, f"t:{key}", tree_lock(key), entry.path)
+            for page in _pages(directory, deadline):
+                paths = {f"b:{directory.name}:{entry.name}": entry.path for entry in page}
+                for name in _unrecorded(store, paths):
+                    lock = "blob-" + name[2:].replace(":", "-", 1)
+                    report.strays += _remove_stray(store, name, lock, paths[name])
+        for page in _pages(store.layout.trees, deadline):
+            paths = {"t:" + entry.name.replace("-", ":", 1): entry.path for entry in page}
+            for name in _unrecorded(store, paths):
+                lock = "tree-" + name[2:].replace(":", "-", 1)
+                report.strays += _remove_stray(store, name, lock, paths[name])
 
 
 def _sweep_locks(store: DirStore) -> None:
@@ -278,6 +272,22 @@ def _remove_stray(store: DirStore, name: str, lock: str, path: str) -> int:
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
     with os.scandir(directory) as entries:
         yield from entries
+
+
+def _pages(directory: Path, deadline: Deadline) -> Iterator[list[os.DirEntry[str]]]:
+    entries = _entries(directory)
+    while page := list(itertools.islice(entries, _PAGE)):
+        deadline.check()
+        yield page
+
+
+def _unrecorded(store: DirStore, names: Iterable[str]) -> list[str]:
+    with store.database.read() as connection:
+        rows = connection.execute(
+            "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT name FROM objects)",
+            (json.dumps(list(names)),),
+        )
+        return [row[0] for row in rows]
 
 
 def _recorded(store: DirStore, name: str) -> bool:
