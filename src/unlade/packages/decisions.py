@@ -29,4 +29,10 @@ class Decision:
 
     def __str__(self) -> str:
         place = f"{self.where}: {self.path}" if self.path else self.where
-        return f"{place}: {self.reason}"
+        values = ""
+        if (self.base, self.local, self.upstream) != (None, None, None):
+            shown = [
+                "nothing" if value is None else value for value in (self.base, self.local, self.upstream)
+            ]
+            values = f" (base {shown[0]}, local {shown[1]}, upstream {shown[2]})"
+        return f"{place}: {self.reason}{values}"

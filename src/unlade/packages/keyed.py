@@ -16,7 +16,7 @@ def _text(node: Node | None) -> str:
     return node.value if isinstance(node, Scalar) else ""
 
 
-def _key_value(node: Node, key: str) -> str:
+def key_value(node: Node, key: str) -> str:
     """The text of an element's key field; empty when it has none."""
     if not key:
         return _text(node)
@@ -68,7 +68,7 @@ class KeyedMerge:
         found: list[Values] = []
         for side in self.sides:
             for item in side.items if side is not None else ():
-                values = tuple(_key_value(item.value, key) for key in self.keys)
+                values = tuple(key_value(item.value, key) for key in self.keys)
                 if values not in found:
                     found.append(values)
         if len(self.keys) > 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from unlade.errors import InvalidInput
 from unlade.packages.decisions import Decision, OnConflict, Taken
-from unlade.packages.keyed import KeyedMerge
+from unlade.packages.keyed import KeyedMerge, key_value
 from unlade.packages.listkeys import SHAPES, Shape, shape_of
 from unlade.packages.yamltext import Alias, Entry, Item, Map, Node, Scalar, Seq, clone, render_scalar, shift
 from unlade.packages.yamltext.nodes import clone_entry, comments_in, inline, render_entry
@@ -485,6 +485,7 @@ class FieldMerge:
                             value.flow = ""
             merge.add(value, parts, used, chosen)
         merge.put(node)
+        self._lost_elements(node, base, upstream, (keys or ("",))[0], path)
         if [item.value for item in node.items] != order or len(order) != len(node.items):
             self.edits += 1
         if node.flow is not None and self.edits != before:
@@ -492,6 +493,16 @@ class FieldMerge:
         if local is None and not node.items and self.policy == "local":
             return None
         return node
+
+    def _lost_elements(self, node: Seq, base: Seq | None, upstream: Seq | None, key: str, path: str) -> None:
+        """Report upstream's new elements that kpt's matching by several keys swallowed."""
+        known = [plain(item.value) for item in base.items] if base is not None else []
+        have = {key_value(item.value, key) for item in node.items}
+        for item in upstream.items if upstream is not None else ():
+            if plain(item.value) not in known and key_value(item.value, key) not in have:
+                where = f"{path}[{key}={key_value(item.value, key)}]" if key else path
+                reason = "upstream's element was dropped: its keys match another element's in part"
+                self._note(where, "local", reason, (None, None, item.value), conflict=True)
 
 
 def _nodes(parts: Parts) -> Nodes:

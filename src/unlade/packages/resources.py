@@ -20,6 +20,7 @@ from unlade.packages.yamltext import (
     Entry,
     Item,
     Map,
+    Node,
     Scalar,
     Seq,
     YamlSyntaxError,
@@ -29,8 +30,17 @@ from unlade.packages.yamltext.nodes import clone, inline, walk
 
 # kpt puts a list document below this key so that it can be merged like a mapping.
 _BARE_LIST = "items"
-# A line that may hold a null: kpt removes nulls even when no side changed, so such files are always merged.
-_MAYBE_NULL = re.compile(r":[ \t]*(?:~|null|Null|NULL)?[ \t]*(?:#.*)?$", re.MULTILINE)
+# Lines that may hold a null: kpt removes nulls even when no side changed, so such files are always merged. A
+# null is spelled out, or is a key with nothing behind it and nothing deeper below it. A key behind a dash
+# and a bracket are always suspected: what belongs to them cannot be told by a pattern.
+_MAYBE_NULL = re.compile(
+    r"^[^\n]*[:,{-][ \t]*(?:~|null|Null|NULL)[ \t]*(?:[,}#][^\n]*)?$"
+    r"|^ *-[^\n]*:[ \t]*(?:#[^\n]*)?$"
+    r"|^ *-[ \t]*(?:#[^\n]*)?$"
+    r"|^[^\n]*\{[^\n}]*:[ \t]*[,}]"
+    r"|^( *)[^ #\n-][^\n]*:[ \t]*(?:#[^\n]*)?$(?!(?:\n[ \t]*(?:#[^\n]*)?$)*\n(?:\1 +[^ #\n]|\1-[ \n]))",
+    re.MULTILINE,
+)
 
 
 class DuplicateResource(YamlSyntaxError):
@@ -81,20 +91,35 @@ def read_file(text: str, path: str, side: str) -> tuple[list[Placed], list[Docum
     return placed, waiting
 
 
+# Texts known to carry every mark already: what this module wrote is not parsed again. Bounded, because a
+# process may update many packages; a miss costs only time.
+_KNOWN_MARKED: dict[str, None] = {}
+_KNOWN_LIMIT = 4096
+
+
+def _know(text: str) -> str:
+    if len(_KNOWN_MARKED) >= _KNOWN_LIMIT:
+        _KNOWN_MARKED.clear()
+    _KNOWN_MARKED[text] = None
+    return text
+
+
 def marked_text(text: str, *, path: str = "file", attribute: bool = False) -> str:
     """The file with identity marks on every named resource; text that is not YAML comes back as it is."""
+    if text in _KNOWN_MARKED and not attribute:
+        return text
     try:
         documents = parse_documents(text, name=path)
         changed = [mark(document, attribute=attribute) for document in documents]
     except UnladeError:
         return text
     if not any(changed):
-        return text
+        return _know(text)
     parts = [
         document.render() if flag else document.source
         for document, flag in zip(documents, changed, strict=True)
     ]
-    return _line_ends("".join(parts), text)
+    return _know(_line_ends("".join(parts), text))
 
 
 def _line_ends(rendered: str, source: str) -> str:
@@ -140,11 +165,12 @@ class _FileMerger:
     def run(self, base: str | None, local: str | None, upstream: str | None) -> FileMerge:
         mine, rest = read_file(local, self.path, "local") if local is not None else ([], [])
         old = {p.identity: p for p in read_file(base, self.path, "base")[0]} if base is not None else {}
-        new = (
-            {p.identity: p for p in read_file(upstream, self.path, "upstream")[0]}
-            if upstream is not None
-            else {}
-        )
+        if upstream == base:
+            # Neither side of the merge is edited, so both may be the same objects.
+            new = old
+        else:
+            theirs = read_file(upstream, self.path, "upstream")[0] if upstream is not None else []
+            new = {placed.identity: placed for placed in theirs}
         known = {placed.identity for placed in mine}
         kept: list[tuple[int, Placed]] = []
         for placed in mine:
@@ -163,7 +189,8 @@ class _FileMerger:
             if mine or not rest or local is None:
                 return FileMerge(None, self.decisions)
             return FileMerge(local, self.decisions)
-        return FileMerge(self._assemble([placed for _, placed in kept], mine, rest, local), self.decisions)
+        text = self._assemble([placed for _, placed in kept], mine, rest, local)
+        return FileMerge(text if self.policy == "markers" else _know(text), self.decisions)
 
     def _note(self, placed: Placed, taken: Taken, reason: str, *, conflict: bool = False) -> None:
         self.decisions.append(Decision(str(placed.identity), "", taken, conflict, reason))
@@ -266,28 +293,33 @@ def _reads_back(document: Document) -> bool:
     return len(found) == 1 and plain(found[0]) == plain(document.root)
 
 
-def _anchor_aliases(root: Map | Seq | Scalar | Alias, upstream: Document) -> None:
+def _anchor_aliases(root: Node, upstream: Document) -> None:
     """Replace an alias whose anchor is no longer above it by what it stood for."""
-    defined: set[str] = set()
-    anchors: dict[str, Map | Seq | Scalar | Alias] = {}
+    anchors: dict[str, Node] = {}
     for tree in (upstream.root, root):
         for node in walk(tree) if tree is not None else ():
             for prop in node.props.split():
                 if prop.startswith("&"):
                     anchors[prop[1:]] = node
-    for node in walk(root):
-        for prop in node.props.split():
-            if prop.startswith("&"):
-                defined.add(prop[1:])
-        parts: list[Entry] | list[Item] = []
-        if isinstance(node, Map):
-            parts = node.entries
-        elif isinstance(node, Seq):
-            parts = node.items
-        for part in parts:
-            name = part.value.raw[1:] if isinstance(part.value, Alias) else ""
-            if name and name not in defined and name in anchors:
-                copy = clone(anchors[name])
+    if anchors:
+        _replace_aliases(root, set(), anchors)
+
+
+def _replace_aliases(node: Node, defined: set[str], anchors: dict[str, Node]) -> None:
+    """In document order, because an anchor serves only what comes after it."""
+    defined.update(prop[1:] for prop in node.props.split() if prop.startswith("&"))
+    parts: list[Entry] | list[Item] = []
+    if isinstance(node, Map):
+        parts = node.entries
+    elif isinstance(node, Seq):
+        parts = node.items
+    for part in parts:
+        name = part.value.raw[1:] if isinstance(part.value, Alias) else ""
+        if name and name not in defined and name in anchors:
+            copy = clone(anchors[name])
+            if not isinstance(copy, Alias):
                 copy.props = ""
-                raw = inline(copy)
-                part.value = Scalar(raw, copy.value if isinstance(copy, Scalar) else raw)
+            raw = inline(copy)
+            part.value = Scalar(raw, copy.value if isinstance(copy, Scalar) else raw)
+        else:
+            _replace_aliases(part.value, defined, anchors)

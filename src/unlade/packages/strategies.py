@@ -189,7 +189,8 @@ def _merge_package(
     kptfile = _merged_kptfile(local, base, upstream, prefix, decisions, is_root=is_root, policy=policy)
     if kptfile is not None:
         changes[KPTFILE] = kptfile
-    boundaries = package_directories(local)
+    # A plain directory that became a package upstream is that package's business, not this one's.
+    boundaries = package_directories(local) + package_directories(upstream)
     mine, old, new = (resource_files(side, boundaries) for side in (local, base, upstream))
     for path in sorted(mine.keys() | old.keys() | new.keys()):
         ours, before, theirs = mine.get(path), old.get(path), new.get(path)

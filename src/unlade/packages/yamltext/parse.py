@@ -30,14 +30,28 @@ MAX_FILE = 16 * 1024 * 1024
 
 _KEY = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'"""
-    r"""|[^\s#&*!|>'"%@`\[\]{},?:-][^\n]*?|[?:-][^\s,\[\]{}][^\n]*?)[ ]*:(?=[ \t]|$)"""
+    r"""|[^\s#&*!|>'"%@`\[\]{},?:-][^\n]*?)[ ]*:(?= |$)"""
 )
+# The keys that nearly every line has; the general pattern takes the rest.
+_SIMPLE_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_./-]*):(?= |$)")
 _COMMENT = re.compile(r"(?:[ \t]+#.*|[ \t]*)$")
 _PLAIN_END = re.compile(r"[ \t]+#|[ \t]*$")
 _PROP = re.compile(r"(&[^\s,\[\]{}]+|!<[^>\s]*>|![^\s,\[\]{}]*)(?:[ \t]+|$)")
 _ALIAS = re.compile(r"\*[^\s,\[\]{}]+")
 _BLOCK_HEADER = re.compile(r"([|>])([-+]?[1-9]?[-+]?)([ \t]+#.*|[ \t]*)$")
 _SEPARATOR = re.compile(r"^---(?:[ \t].*)?\n|^---$", re.MULTILINE)
+
+
+def _key_at(content: str) -> re.Match[str] | None:
+    """The key that a line starts with; a colon inside a comment makes no key."""
+    match = _SIMPLE_KEY.match(content)
+    if match is not None:
+        return match
+    match = _KEY.match(content)
+    if match is None or content[0] in "\"'":
+        return match
+    name = match.group(1)
+    return None if " #" in name or "\t#" in name else match
 
 
 class _Reader:
@@ -78,7 +92,7 @@ class _Reader:
         node: Node
         if content[0] == "-" and (len(content) == 1 or content[1] in " \t"):
             node, at = self.sequence(at, indent)
-        elif _KEY.match(content):
+        elif _key_at(content):
             node, at = self.mapping(at, indent)
         else:
             self.fail("a scalar on its own line")
@@ -121,7 +135,7 @@ class _Reader:
             else:
                 line = lines[at]
                 content = line.lstrip(" ")
-            match = _KEY.match(content)
+            match = _key_at(content)
             if match is None:
                 self.fail("not a key")
             key = self.key(match.group(1))
@@ -181,7 +195,7 @@ class _Reader:
                 self.deeper()
                 item.value, at = self.sequence(at, inner, stripped)
                 self.depth -= 1
-            elif stripped and stripped[0] not in "#[{|>&!*" and _KEY.match(stripped):
+            elif stripped and stripped[0] not in "#[{|>&!*" and _key_at(stripped):
                 item.gap = " " * gap
                 self.deeper()
                 item.value, at = self.mapping(at, inner, stripped)
@@ -214,8 +228,6 @@ class _Reader:
             return Scalar(raw, self.double(raw[1:-1]), '"')
         if raw[0] == "'":
             return Scalar(raw, raw[1:-1].replace("''", "'"), "'")
-        if " #" in raw or ("\t" in raw and "\t#" in raw):
-            self.fail("a comment inside a key")
         return Scalar(raw, raw, "")
 
     def double(self, body: str) -> str:
@@ -226,8 +238,10 @@ class _Reader:
 
     def value(self, part: Entry | Item, rest: str, at: int, indent: int, in_map: bool) -> int:
         """Read what follows `key:` or `-` into the part; returns the next line."""
-        stripped = rest.lstrip(" \t")
+        stripped = rest.lstrip(" ")
         gap = rest[: len(rest) - len(stripped)]
+        if stripped and stripped[0] == "\t":
+            self.fail("a tab before a value")
         props = ""
         while stripped and stripped[0] in "&!":
             match = _PROP.match(stripped)
@@ -505,7 +519,7 @@ def _document(separator: str, text: str) -> Document:
     root: Node
     lead = reader.text(0, start)
     if (content[0] == "-" and (len(content) == 1 or content[1] in " \t")) or (
-        content[0] not in "[{&!|>*#" and _KEY.match(content)
+        content[0] not in "[{&!|>*#" and _key_at(content)
     ):
         root, end = reader.block(start, 0)
     else:

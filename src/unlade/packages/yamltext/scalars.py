@@ -115,13 +115,16 @@ def _double(value: str) -> str:
 def _literal(value: str, indent: int) -> str | None:
     """A literal block for the value, or None where only quotes can hold it."""
     body = value.rstrip("\n")
-    if not body or not all(part.isprintable() or part == "" for part in body.replace("\t", " ").split("\n")):
+    lines = body.split("\n")
+    if not body or not all(
+        line == "" or (line.strip() and line.replace("\t", " ").isprintable()) for line in lines
+    ):
         return None
     trailing = len(value) - len(body)
     chomp = "-" if trailing == 0 else "" if trailing == 1 else "+"
     # An indentation indicator is needed when the first line starts with a space.
     hint = "2" if body.startswith((" ", "\n")) else ""
-    lines = [(" " * indent + line if line else "") for line in body.split("\n")]
+    lines = [" " * indent + line if line else "" for line in lines]
     lines += [""] * (trailing - 1 if trailing > 1 else 0)
     return "|" + hint + chomp + "\n" + "\n".join(lines) + "\n"
 
