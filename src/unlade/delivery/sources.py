@@ -26,7 +26,7 @@ from unlade.model import (
     decode_manifest,
     mediatypes,
 )
-from unlade.planning import descend
+from unlade.planning import about, descend
 from unlade.registry import Registry
 from unlade.store import DirStore, NotInStore
 
@@ -117,13 +117,14 @@ class Sources:
             read.append(self._registry.manifest(reference, entry, deadline=deadline))
             return decode_manifest(read[-1], content_type=entry.media_type or None)
 
-        chosen = descend(
-            document,
-            platform,
-            fetch,
-            artifact_type=request.artifact_type or None,
-            annotations=request.annotations,
-        )
+        with about(str(reference), descriptor.digest):
+            chosen = descend(
+                document,
+                platform,
+                fetch,
+                artifact_type=request.artifact_type or None,
+                annotations=request.annotations,
+            )
         if not chosen.through:
             return Found(reference, chosen.manifest, descriptor, raw, None, None, None, local=False)
         suited = next((entry.platform for entry in reversed(chosen.through) if entry.platform), None)

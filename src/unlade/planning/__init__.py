@@ -11,6 +11,7 @@ from unlade.planning.errors import (
     PathConflict,
     Unplaced,
     UnplacedLayers,
+    about,
     nothing_produced,
 )
 from unlade.planning.make import make_plan, merge_plans
@@ -41,6 +42,7 @@ __all__ = [
     "Step",
     "Unplaced",
     "UnplacedLayers",
+    "about",
     "descend",
     "make_plan",
     "merge_plans",

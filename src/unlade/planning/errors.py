@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from unlade.errors import InvalidInput, NothingProduced
-from unlade.model import Descriptor
+from unlade.model import Descriptor, Digest
 
 # A terminal's worth; the rest is counted.
 _SHOWN: Final = 20
@@ -50,14 +51,28 @@ class PathConflict(InvalidInput):
     code = "path-conflict"
 
 
+@contextmanager
+def about(reference: str, digest: Digest) -> Iterator[None]:
+    """Name the reference and the digest in whatever is raised inside (V15); errors that do are left alone."""
+    try:
+        yield
+    except InvalidInput as error:
+        if reference and reference not in error.message:
+            # A reference by digest names it already.
+            pinned = "" if str(digest) in reference else f" ({digest})"
+            error.message = f"{reference}{pinned}: {error.message}"
+        raise
+
+
 def nothing_produced(
-    reference: str, layers: Sequence[Unplaced], *, next_step: str = HOW_TO_DECIDE
+    what: str, layers: Sequence[Unplaced], *, next_step: str = HOW_TO_DECIDE
 ) -> NothingProduced:
     """The error for an artifact that would be an empty directory."""
-    what = f"nothing can be made of {reference or 'this artifact'}: "
     if not layers:
-        return NothingProduced(what + "it has no layers", next_step="check what was pushed")
-    return NothingProduced(what + listing(layers), next_step=next_step)
+        return NothingProduced(
+            f"nothing can be made of {what}: it has no layers", next_step="check what was pushed"
+        )
+    return NothingProduced(f"nothing can be made of {what}: {listing(layers)}", next_step=next_step)
 
 
 def listing(layers: Sequence[Unplaced]) -> str:

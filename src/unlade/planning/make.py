@@ -28,6 +28,7 @@ from unlade.planning.errors import (
     PathConflict,
     Unplaced,
     UnplacedLayers,
+    about,
     listing,
     nothing_produced,
 )
@@ -60,7 +61,8 @@ def make_plan(
     if by_types or options.family == image.NAME:
         return _image(manifest, descriptor, reference, options)
     view = View(manifest, read_config, peek, keep=options.unpack == "never")
-    return _Artifact(view, reference, descriptor, options, one_of_several).plan()
+    with about(reference, descriptor.digest):
+        return _Artifact(view, reference, descriptor, options, one_of_several).plan()
 
 
 def merge_plans(plans: Sequence[Plan]) -> Plan:
@@ -123,8 +125,9 @@ class _Artifact:
 
     def plan(self) -> Plan:
         layers = self.view.manifest.layers
-        for layer in layers:
-            _check_names(layer)
+        for index, layer in enumerate(layers):
+            with about(f"layer {index}", layer.digest):
+                _check_names(layer)
         family = families.by_name(self.options.family) if self.options.family else self._recognise()
         steps: list[_Rooted] = []
         notes: list[str] = []
@@ -152,6 +155,9 @@ class _Artifact:
             tuple(notes),
         )
         return Plan((source,), _settled(self._selected(steps)))
+
+    def _what(self) -> str:
+        return f"{self.reference or 'this artifact'} ({self.descriptor.digest})"
 
     def _recognise(self) -> Family:
         family = families.recognise(self.view.manifest)
@@ -243,10 +249,10 @@ class _Artifact:
     def _refuse_unplaced(self, steps: Sequence[_Rooted]) -> None:
         if all(rooted.step.action == "skip" for rooted in steps):
             skipped = [_reported(rooted.step) for rooted in steps]
-            raise nothing_produced(self.reference, sorted(self.unplaced + skipped, key=lambda u: u.index))
+            raise nothing_produced(self._what(), sorted(self.unplaced + skipped, key=lambda u: u.index))
         if self.unplaced:
             raise UnplacedLayers(
-                f"some layers of {self.reference or 'this artifact'} have no place: {listing(self.unplaced)}",
+                f"some layers of {self._what()} have no place: {listing(self.unplaced)}",
                 next_step=HOW_TO_DECIDE,
             )
 
@@ -262,7 +268,7 @@ class _Artifact:
         ]
         if not self.one_of_several and all(rooted.step.action == "skip" for rooted in selected):
             raise nothing_produced(
-                self.reference,
+                self._what(),
                 [_reported(rooted.step) for rooted in selected],
                 next_step=_OTHER_SUBSET,
             )

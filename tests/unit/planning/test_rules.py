@@ -201,6 +201,15 @@ class TestRule4Names:
         with pytest.raises(UnsafeTitle):
             Made(layer(b"good", "good"), layer(b"bad", title)).plan()
 
+    def test_the_error_names_reference_digest_and_layer(self) -> None:
+        """V15."""
+        with pytest.raises(UnsafeTitle) as caught:
+            Made(layer(b"good", "good"), layer(b"bad", "../x")).plan()
+        manifest, bad = Digest.of(b"manifest"), Digest.of(b"bad")
+        assert str(caught.value) == (
+            f"registry.example/made:v1 ({manifest}): layer 1 ({bad}): the path '../x' has a part '..'"
+        )
+
     @pytest.mark.parametrize("unpack", ["auto", "always", "never"])
     def test_under_every_option_and_where_the_title_is_not_used(self, unpack: str) -> None:
         helm = config("application/vnd.cncf.helm.config.v1+json")
