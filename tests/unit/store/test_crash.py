@@ -89,3 +89,31 @@ def test_killed_anywhere_it_is_sound_and_the_retry_succeeds(tmp_path: Path) -> N
             for place in (store.layout.staging, store.layout.trash, store.layout.locks):
                 assert os.listdir(place) == [], f"left by {mode} {point}"
             assert store.leases.all() == []
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_anywhere_leaves_nothing_behind(tmp_path: Path) -> None:
+    """ENOSPC, EIO and EMFILE at points by seed: said so, rolled back, and the retry succeeds."""
+    chance = random.Random(21)
+    every = [point for mode, point in points() if mode == "live"]
+    for number in range(300 if FULL else 12):
+        failure = ("ENOSPC", "EIO", "EMFILE")[number % 3]
+        point = f"{chance.choice(every)}={failure}"
+        path = tmp_path / str(number)
+        failed = run(path, "live", point=point)
+        assert failed.returncode == 1, f"{point}: {failed.stderr}"
+        last = failed.stderr.strip().splitlines()[-1]
+        # Points between two uses of the disk raise it bare; no call of the system stands there.
+        ours = last.startswith("unlade.store.failure.")
+        assert ours or last.endswith(f"(failpoint {point.partition(':')[0]})"), f"{point}: {failed.stderr}"
+        assert not ours or ("NoSpace" in last) == (failure == "ENOSPC"), last
+        with DirStore(path) as store:
+            assert fsck(store) == [], f"after {point}"
+            assert os.listdir(store.layout.staging) == []
+            assert os.listdir(store.layout.locks) == [], f"left by {point}"
+            assert os.listdir(store.layout.owners) == [store.leases.owner.name], f"left by {point}"
+        again = run(path, "live")
+        assert again.returncode == 0, f"retry after {point}: {again.stderr}"
+        with DirStore(path) as store:
+            assert fsck(store) == [], f"after the retry of {point}"
+            assert garbage(store) == []
