@@ -160,6 +160,14 @@ def zst(data: bytes, *, checksum: bool = False) -> bytes:
     return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: int(checksum)})
 
 
+def zstd_compressor(*, window_log: int) -> zstd.ZstdCompressor:
+    """A fast compressor with a window of this size."""
+    parameters = zstd.CompressionParameter
+    return zstd.ZstdCompressor(
+        options={int(parameters.window_log): window_log, int(parameters.compression_level): 1}
+    )
+
+
 def gz_zeros(size: int) -> bytes:
     """A gzip member that inflates to this many zeros, made without holding them."""
     out = io.BytesIO()

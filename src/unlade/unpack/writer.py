@@ -25,6 +25,7 @@ from unlade.unpack.checksum import crc32
 from unlade.unpack.places import Place, Places
 from unlade.unpack.policy import Unpacked, UnpackPolicy
 from unlade.unpack.refusals import (
+    LimitExceeded,
     UnsafeLink,
     UnsafeName,
     UnsupportedEntry,
@@ -354,6 +355,13 @@ class Writer:
                 try:
                     os.setxattr(fd, key, value)
                 except OSError as error:
+                    if error.errno in (errno.E2BIG, errno.ERANGE) or (
+                        # ext4 has one block for them and says so when that is full, disk space or not.
+                        error.errno == errno.ENOSPC and len(value) > 2048
+                    ):
+                        raise LimitExceeded(
+                            f"the attribute {show(key)} of {show(reader.name)} is too large"
+                        ) from error
                     if error.errno != errno.ENOTSUP and not (error.errno == errno.EPERM and self._uid):
                         raise
         if mode & self._lost_bits or self._inherits or again:
