@@ -82,8 +82,15 @@ def pull(
         destination = TarStream(_binary_stdout())
     else:
         destination = Directory(place, replace)
+    # Whoever says pull wants what the registry has now, whatever the store remembers.
     request = make_request(
-        references, destination, sub_path=sub_path, setid=setid, keep_blobs=keep_blobs, **options
+        references,
+        destination,
+        pull="always",
+        sub_path=sub_path,
+        setid=setid,
+        keep_blobs=keep_blobs,
+        **options,
     )
     deadline = settings.deadline()
     store = settings.store() if place is None or keep_blobs else None

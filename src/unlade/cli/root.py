@@ -103,9 +103,17 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program: run one command, print an error as `error:` and `next:`, exit as documented."""
-    # Ending by SystemExit unwinds the stack: staging directories and locks go before the process does.
-    signal.signal(signal.SIGTERM, _terminate)
     settings = Settings()
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        # Raising unwinds the stack: staging directories and locks go before the process does.
+        settings.cancel()
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(TERMINATED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     try:
         result = cli.main(args=arguments, prog_name="unlade", standalone_mode=False, obj=settings)
         sys.stdout.flush()
@@ -123,7 +131,3 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         code = exits.report(error, debug=settings.debug)
     sys.exit(code)
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(TERMINATED)

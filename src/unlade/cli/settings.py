@@ -42,12 +42,20 @@ class Settings:
     timeout: float | None = None
     quiet: bool = False
     debug: bool = False
+    _deadline: Deadline | None = None
 
     def deadline(self) -> Deadline:
-        """The moment by which the whole command must end."""
+        """The moment by which the whole command must end; one for the command, cancelled by a signal."""
         from unlade.model import Deadline
 
-        return Deadline.never() if self.timeout is None else Deadline.after(self.timeout)
+        if self._deadline is None:
+            self._deadline = Deadline.never() if self.timeout is None else Deadline.after(self.timeout)
+        return self._deadline
+
+    def cancel(self) -> None:
+        """End what runs on other threads at its next step; they cannot be interrupted otherwise."""
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     def store(self) -> DirStore:
         """The store: --store, else UNLADE_STORE, else the user's own; made where it is missing."""

@@ -104,6 +104,19 @@ def test_pull_into_the_store_and_look_at_it(fake: FakeRegistry, tree: Path, run:
     assert run("gc", "-o", "json").data["blobs"] == 0
 
 
+def test_pull_follows_a_tag_that_moved(fake: FakeRegistry, tree: Path, run: Any) -> None:
+    name = f"{fake.host}/a/b:v1"
+    run("push", "--image", tree, name)
+    before = run("pull", name).out
+    (tree / "more").write_text("more")
+    run("push", "--image", tree, name)
+    after = run("pull", name).out
+    assert after != before
+    [record] = run("images", "-o", "json").data["images"]
+    assert after.strip().endswith(record["digest"])
+    assert run("gc", "-o", "json").data["blobs"] > 0
+
+
 def test_tuples_of_reference_and_handler(fake: FakeRegistry, tree: Path, run: Any) -> None:
     """R4, R7: one handler's record goes, the others stay, and shared bytes are counted once."""
     name = f"{fake.host}/a/b:v1"
