@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from unlade.cli.completion import stored_references
-from unlade.cli.request import make_request, parse_references, request_options
+from unlade.cli.request import jobs_option, make_request, parse_references, request_options
 from unlade.cli.settings import Settings, output_option, pass_settings, shared_options, store_options
 
 
@@ -30,7 +30,7 @@ from unlade.cli.settings import Settings, output_option, pass_settings, shared_o
     help="When to ask the registry; default: always for :latest, else when missing.",
 )
 @click.option("--keep-blobs", is_flag=True, help="Keep the blobs in the store as well.")
-@click.option("--jobs", type=click.IntRange(1, 64), help="Layers at once; default by the number of cores.")
+@jobs_option
 @output_option()
 @shared_options
 @pass_settings
@@ -44,7 +44,7 @@ def mount(
     context: str,
     policy: str | None,
     keep_blobs: bool,
-    jobs: int | None,
+    jobs: int,
     output: str,
     **options: Any,
 ) -> None:
@@ -71,7 +71,7 @@ def mount(
     with (
         settings.store() as store,
         settings.registry(references) as registry,
-        Engine(registry, store, **({"jobs": jobs} if jobs else {})) as engine,
+        Engine(registry, store, jobs=jobs) as engine,
     ):
         try:
             delivered = engine.deliver(request, deadline=settings.deadline(), progress=progress)

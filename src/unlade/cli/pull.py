@@ -8,16 +8,19 @@ a script can pin it.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from unlade.cli.completion import stored_references
-from unlade.cli.request import make_request, parse_references, request_options
+from unlade.cli.request import jobs_option, make_request, parse_references, request_options
 from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
 
 if TYPE_CHECKING:
-    from unlade.delivery import Delivered, Destination
+    from unlade.cli.progress import Watcher
+    from unlade.delivery import Delivered, Destination, Engine, Request
+    from unlade.model import Deadline
 
 
 @click.command(short_help="Fetch references into the store or a directory.")
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     "--set-id", "setid", is_flag=True, help="Keep set-id bits and capabilities of an image's files."
 )
 @click.option("--keep-blobs", is_flag=True, help="Keep the blobs in the store as well.")
-@click.option("--jobs", type=click.IntRange(1, 64), help="Layers at once; default by the number of cores.")
+@jobs_option
 @click.option("--connections", type=click.IntRange(1, 16), default=1, help="Connections per large blob.")
 @click.option(
     "--dry-run", is_flag=True, help="Resolve and plan, print what would be pulled, fetch no content."
@@ -49,7 +52,7 @@ def pull(
     replace: bool,
     setid: bool,
     keep_blobs: bool,
-    jobs: int | None,
+    jobs: int,
     connections: int,
     dry_run: bool,
     output: str,
@@ -96,7 +99,7 @@ def pull(
     store = settings.store() if place is None or keep_blobs else None
     with (
         settings.registry(references) as registry,
-        Engine(registry, store, connections=connections, **({"jobs": jobs} if jobs else {})) as engine,
+        Engine(registry, store, connections=connections, jobs=jobs) as engine,
     ):
         try:
             if dry_run:
@@ -107,6 +110,8 @@ def pull(
                 return
             progress = settings.progress()
             try:
+                if keep_blobs and place is not None:
+                    request = _kept(engine, request, deadline, progress)
                 delivered = engine.deliver(request, deadline=deadline, progress=progress)
             finally:
                 progress.close()
@@ -114,6 +119,18 @@ def pull(
             if store is not None:
                 store.close()
     _show(settings, delivered, place, output)
+
+
+def _kept(engine: Engine, request: Request, deadline: Deadline, progress: Watcher) -> Request:
+    """Fill the store, and ask for exactly that: the directory is then made from the kept blobs."""
+    from unlade.delivery import InStore
+
+    pinned = []
+    for reference in request.references:
+        one = replace_fields(request, references=(reference,), destination=InStore(), sub_path="")
+        [found] = engine.deliver(one, deadline=deadline, progress=progress).resolved
+        pinned.append(found.reference.with_digest(found.digest))
+    return replace_fields(request, references=tuple(pinned), referrer="", referrer_from=None)
 
 
 def _show(settings: Settings, delivered: Delivered, place: str | None, output: str) -> None:

@@ -6,6 +6,7 @@ is only the destination.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -54,6 +55,16 @@ _OPTIONS: Final = (
         metavar="KEY=VALUE",
         help="Choose from an index by annotation; may be repeated.",
     ),
+)
+
+
+# As many as keep the machine busy; the library's own default.
+jobs_option: Final = click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=lambda: max(2, min(8, os.cpu_count() or 2)),
+    show_default="by the number of cores",
+    help="Layers at once.",
 )
 
 

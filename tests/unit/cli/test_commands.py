@@ -160,6 +160,19 @@ def test_pull_into_a_directory(fake: FakeRegistry, tree: Path, run: Any, tmp_pat
     assert "need a directory" in run("pull", "--replace", name, expect=2).err
 
 
+def test_pull_into_a_directory_and_keep_the_blobs(
+    fake: FakeRegistry, tree: Path, run: Any, tmp_path: Path
+) -> None:
+    name = f"{fake.host}/a/b:v1"
+    pinned = run("push", "--image", tree, name).out
+    fake.clear_log()
+    assert run("pull", "--keep-blobs", name, tmp_path / "out").out == pinned
+    assert (tmp_path / "out" / "top").read_text() == "top\n"
+    assert len(fake.seen("GET", "/blobs/")) == 2  # config and layer, once each
+    [record] = run("images", "-o", "json").data["images"]
+    assert (record["reference"], record["blobs"]) == (name, True)
+
+
 def test_pull_as_a_tar(fake: FakeRegistry, tree: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{fake.host}/a/b:v1"
     run("push", tree, name)
