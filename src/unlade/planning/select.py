@@ -139,7 +139,8 @@ def _describe(entry: Descriptor) -> str:
     if is_attestation(entry):
         return f"an attestation ({str(entry.digest)[:19]})"
     facts = [str(entry.platform)] if entry.platform else []
-    if entry.artifact_type:
-        facts.append(ascii(entry.artifact_type[:80])[1:-1])
-    facts += [ascii(f"{key}={value}"[:80])[1:-1] for key, value in list(entry.annotations.items())[:3]]
+    facts += [entry.artifact_type] if entry.artifact_type else []
+    facts += [f"{key}={value}" for key, value in list(entry.annotations.items())[:3]]
+    # The publisher's words reach a terminal escaped and shortened.
+    facts = [ascii(fact[:80])[1:-1] for fact in facts]
     return f"{' '.join(facts) or 'an entry without platform'} ({str(entry.digest)[:19]})"

@@ -99,6 +99,9 @@ def test_words_of_the_publisher_are_escaped() -> None:
     with pytest.raises(Ambiguous) as caught:
         select(index(entry("a", artifact_type="\x1b[2J"), entry("b", annotations={"\n": "\r"})), AMD64)
     assert str(caught.value).isprintable()
+    with pytest.raises(NoMatch) as unmatched:
+        select(index(entry("a", "linux/\0amd64"), entry("b", "\x1b[31m/x")), AMD64)
+    assert str(unmatched.value).isprintable()
 
 
 def manifest() -> Manifest:
