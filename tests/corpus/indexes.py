@@ -25,6 +25,7 @@ def artifacts() -> list[Artifact]:
         _of_artifacts("index-by-type", artifact_type=_TYPE),
         _of_artifacts("index-by-annotation", annotations={"quantization": "q8"}),
         _of_artifacts("index-ambiguous"),
+        _of_artifacts("index-silent", artifact_type=_TYPE, silent=True),
         _only_one(),
     ]
 
@@ -79,8 +80,13 @@ def _nested() -> Artifact:
 
 
 def _of_artifacts(
-    name: str, *, artifact_type: str | None = None, annotations: dict[str, str] | None = None
+    name: str,
+    *,
+    artifact_type: str | None = None,
+    annotations: dict[str, str] | None = None,
+    silent: bool = False,
 ) -> Artifact:
+    """`silent`: as `oras manifest index create` writes it, without types or annotations."""
     kit = Kit()
     entries = []
     for kind, quantization in (
@@ -92,7 +98,8 @@ def _of_artifacts(
             "application/octet-stream", f"{kind} {quantization}\n".encode(), {ANNOTATION_TITLE: "content.bin"}
         )
         document = kit.manifest(kit.empty(), [layer], artifact_type=kind)
-        entries.append(document.descriptor(artifactType=kind, annotations={"quantization": quantization}))
+        said: dict[str, Any] = {"artifactType": kind, "annotations": {"quantization": quantization}}
+        entries.append(document.descriptor(**({} if silent else said)))
     kit.index(entries)
     if not artifact_type and not annotations:
         return kit.done(name, "generic", error=Ambiguous)

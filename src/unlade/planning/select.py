@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from unlade.errors import InvalidInput
 from unlade.model import Descriptor, Digest, Index, Manifest, Platform
 
@@ -20,6 +22,8 @@ from unlade.model import Descriptor, Digest, Index, Manifest, Platform
 MAX_INDEX_DEPTH: Final = 4
 ATTESTATION: Final = "vnd.docker.reference.type"
 _SHOWN: Final = 20
+# Manifests read to learn what an index does not say: enough for variants of one thing, too few to hurt.
+_MAX_ASKED: Final = 32
 
 
 class NoMatch(InvalidInput):
@@ -92,7 +96,8 @@ def descend(
     """Follow indexes down to a manifest; `read` gives the document of a descriptor.
 
     The caller's artifact type and annotations are asked of the top index only: below it, the platform
-    decides. Raises NoMatch, Ambiguous or IndexTooDeep.
+    decides. Many tools write neither into the index; where no entry answers, the manifests themselves are
+    asked. Raises NoMatch, Ambiguous or IndexTooDeep.
     """
     through: list[Descriptor] = []
     while isinstance(document, Index):
@@ -101,16 +106,42 @@ def descend(
                 f"indexes are nested more than {MAX_INDEX_DEPTH} deep",
                 next_step="name the manifest by digest",
             )
-        top = not through
-        entry = select(
-            document,
-            platform,
-            artifact_type=artifact_type if top else None,
-            annotations=annotations if top else None,
-        )
+        if through or not (artifact_type or annotations):
+            entry = select(document, platform)
+        else:
+            entry = _select_top(document, platform, read, artifact_type, annotations)
         through.append(entry)
         document = read(entry)
     return Chosen(document, tuple(through))
+
+
+def _select_top(
+    index: Index,
+    platform: Platform,
+    read: Callable[[Descriptor], Manifest | Index],
+    artifact_type: str | None,
+    annotations: Mapping[str, str] | None,
+) -> Descriptor:
+    try:
+        return select(index, platform, artifact_type=artifact_type, annotations=annotations)
+    except NoMatch:
+        entries = _distinct([entry for entry in index.manifests if not is_attestation(entry)])
+        if len(entries) > _MAX_ASKED:
+            raise
+        asked = {entry.digest: _described_by(entry, read(entry)) for entry in entries}
+    fuller = msgspec.structs.replace(index, manifests=tuple(asked.values()))
+    chosen = select(fuller, platform, artifact_type=artifact_type, annotations=annotations)
+    return next(entry for entry in entries if entry.digest == chosen.digest)
+
+
+def _described_by(entry: Descriptor, document: Manifest | Index) -> Descriptor:
+    """An entry with what its own document says, where the index says nothing."""
+    named = document.effective_artifact_type if isinstance(document, Manifest) else document.artifact_type
+    return msgspec.structs.replace(
+        entry,
+        artifact_type=entry.artifact_type or named,
+        annotations={**document.annotations, **entry.annotations},
+    )
 
 
 def is_attestation(entry: Descriptor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from unlade.model import Descriptor, Digest, Index, Manifest, Platform
@@ -129,6 +130,37 @@ def test_a_filter_is_asked_of_the_top_only() -> None:
         index(inner, entry("x")), AMD64, lambda d: documents[d.digest], artifact_type="application/a"
     )
     assert chosen.through == (inner, leaf)
+
+
+def test_manifests_are_asked_where_the_index_is_silent() -> None:
+    """`oras manifest index create` copies neither types nor annotations into the index."""
+    entries = [entry(name) for name in "abc"]
+
+    def read(descriptor: Descriptor) -> Manifest:
+        number = entries.index(descriptor)
+        return msgspec.structs.replace(
+            manifest(), artifact_type=f"application/{'xyy'[number]}", annotations={"q": str(number)}
+        )
+
+    every = index(*entries)
+    assert descend(every, AMD64, read, artifact_type="application/x").through == (entries[0],)
+    assert descend(every, AMD64, read, annotations={"q": "2"}).through == (entries[2],)
+    with pytest.raises(Ambiguous):
+        descend(every, AMD64, read, artifact_type="application/y")
+    with pytest.raises(NoMatch):
+        descend(every, AMD64, read, artifact_type="application/z")
+
+
+def test_a_wide_index_is_not_read_whole() -> None:
+    reads: list[Descriptor] = []
+
+    def read(descriptor: Descriptor) -> Manifest:
+        reads.append(descriptor)
+        return manifest()
+
+    with pytest.raises(NoMatch):
+        descend(index(*(entry(str(n)) for n in range(33))), AMD64, read, artifact_type="application/x")
+    assert reads == []
 
 
 def test_a_circle_of_indexes_ends() -> None:
