@@ -15,7 +15,7 @@ from typing import Literal
 from unlade.packages.kptfile import Kptfile
 from unlade.packages.location import at_version
 from unlade.packages.snapshot import KPTFILE, File, NotAPackage, Snapshot, inside_any, read_directory
-from unlade.packages.sources import Sources
+from unlade.packages.sources import PackageSource
 from unlade.packages.strategies import marked, remote_directories
 from unlade.packages.update import NoUpstream
 
@@ -64,7 +64,7 @@ def _lines(file: File | None) -> list[str] | None:
     return None if "\0" in text else text.splitlines()
 
 
-def sides(path: str, sources: Sources, *, version: str = "", kind: DiffType = "local") -> list[Side]:
+def sides(path: str, sources: PackageSource, *, version: str = "", kind: DiffType = "local") -> list[Side]:
     """The two (or for 3way three) sides of a comparison, ready to be compared."""
     read = read_directory(path)
     if KPTFILE not in read.files:

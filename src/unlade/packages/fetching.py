@@ -13,7 +13,7 @@ from unlade.packages.kptfile import Kptfile, OciUpstream, Strategy, Upstream
 from unlade.packages.location import default_directory
 from unlade.packages.ondisk import Exists, write_new
 from unlade.packages.snapshot import KPTFILE, NotAPackage, Snapshot, file_of, package_directories
-from unlade.packages.sources import Fetched, Sources
+from unlade.packages.sources import Fetched, PackageSource
 from unlade.packages.strategies import marked
 
 
@@ -44,7 +44,7 @@ def destination(path: str | None, location: Upstream) -> str:
 def get(
     location: Upstream,
     path: str | None,
-    sources: Sources,
+    sources: PackageSource,
     *,
     strategy: Strategy = "resource-merge",
     compat: bool = False,
@@ -61,7 +61,7 @@ def get(
 
 
 def _as_downstream(
-    fetched: Fetched, name: str, strategy: Strategy, compat: bool, sources: Sources
+    fetched: Fetched, name: str, strategy: Strategy, compat: bool, sources: PackageSource
 ) -> tuple[Snapshot, int]:
     files = dict(fetched.files)
     if not files:
@@ -97,7 +97,7 @@ def _as_downstream(
     return files, count
 
 
-def pull(location: Upstream, path: str | None, sources: Sources) -> Got:
+def pull(location: Upstream, path: str | None, sources: PackageSource) -> Got:
     """Fetch a package as it is, to be edited and pushed back."""
     target = destination(path, location)
     fetched = sources.fetch(location)

@@ -8,6 +8,7 @@ an image holds is checked before anything else sees it: a package has no links a
 import os
 import tempfile
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from unlade.delivery import Directory, Engine, InStore, Request
 from unlade.errors import StoreError
@@ -28,6 +29,14 @@ class Fetched:
     upstream: Upstream
     lock: Upstream
     links: tuple[str, ...] = ()
+
+
+class PackageSource(Protocol):
+    """Whoever can fetch packages: all that get, update and diff ask for."""
+
+    def fetch(self, upstream: Upstream) -> Fetched:
+        """The package at a tag, digest, branch or commit."""
+        ...
 
 
 class Sources:

@@ -24,7 +24,7 @@ from unlade.packages.snapshot import (
     own_files,
     read_directory,
 )
-from unlade.packages.sources import Sources
+from unlade.packages.sources import PackageSource
 from unlade.packages.strategies import AddedTwice, apply, local_changes, marked, remote_directories
 
 
@@ -84,7 +84,7 @@ class Update:
 
 def update(
     path: str,
-    sources: Sources,
+    sources: PackageSource,
     *,
     version: str = "",
     strategy: Strategy | None = None,
@@ -106,7 +106,7 @@ def update(
 def plan_update(
     files: Snapshot,
     name: str,
-    sources: Sources,
+    sources: PackageSource,
     *,
     version: str = "",
     strategy: Strategy | None = None,
@@ -165,7 +165,7 @@ def _update_one(
     directory: str,
     upstream: Upstream,
     strategy: Strategy,
-    sources: Sources,
+    sources: PackageSource,
     policy: OnConflict,
 ) -> None:
     """Update the package at one directory of the outcome from its own upstream."""
