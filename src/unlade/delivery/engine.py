@@ -12,6 +12,7 @@ once over the network and once to the disk. Memory grows with `jobs`, not with c
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ from unlade.planning import Plan, PlanOptions, Step, make_plan, merge_plans
 from unlade.registry import Registry
 from unlade.store import DirStore, ImageRecord, Lease
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump, silent
-from unlade.tree import DirStaging, DirTrees, Tree
+from unlade.tree import DirStaging, DirTrees, Staging, Tree, TreeStore
 from unlade.unpack import RULES_VERSION, UnpackPolicy, WorkerPool
 
 # Two archives at once keep two cores busy; more help only where the network is the limit.
@@ -51,8 +52,9 @@ _DEFAULT_JOBS: Final = max(2, min(8, os.cpu_count() or 2))
 class Engine:
     """Delivers; thread-safe. A context manager, or call `close`.
 
-    Without a store only directories and streams can be delivered. The registry and the store belong to
-    the caller, the workers to the engine.
+    Without a store only directories and streams can be delivered. `trees` are kept elsewhere than in the
+    store, such as in containerd; without a store, they are delivered under a lease of the caller's
+    (`AsTree`). The registry, the store and the trees belong to the caller, the workers to the engine.
     """
 
     def __init__(
@@ -60,16 +62,35 @@ class Engine:
         registry: Registry,
         store: DirStore | None = None,
         *,
+        trees: TreeStore | None = None,
         jobs: int = _DEFAULT_JOBS,
         connections: int = 1,
     ) -> None:
-        self._registry = registry
         self._store = store
+        self._trees = trees if trees is not None or store is None else DirTrees(store)
         self._jobs = jobs
+        self._connections = connections
         self._workers = WorkerPool(jobs)
-        self._fetcher = Fetcher(registry, connections=connections)
-        self._sources = Sources(registry, store)
-        self._builder = Builder(self._fetcher, self._workers, store, jobs=jobs)
+        self._owns_workers = True
+        self._ask(registry)
+
+    def _ask(self, registry: Registry) -> None:
+        self._registry = registry
+        self._fetcher = Fetcher(registry, connections=self._connections)
+        self._sources = Sources(registry, self._store)
+        self._builder = Builder(self._fetcher, self._workers, self._store, jobs=self._jobs)
+
+    def using(self, registry: Registry | None = None, trees: TreeStore | None = None) -> Engine:
+        """This engine with another registry client (other credentials) or other trees; shares the workers.
+
+        It lives as long as the engine it came from; closing it does nothing.
+        """
+        other = copy.copy(self)
+        other._owns_workers = False
+        if trees is not None:
+            other._trees = trees
+        other._ask(registry or self._registry)
+        return other
 
     def __enter__(self) -> Engine:
         return self
@@ -79,7 +100,8 @@ class Engine:
 
     def close(self) -> None:
         """End the workers; idempotent."""
-        self._workers.close()
+        if self._owns_workers:
+            self._workers.close()
 
     def plan(self, request: Request, *, deadline: Deadline | None = None) -> tuple[Plan, tuple[Found, ...]]:
         """What the request would become, before content is fetched where the format allows (V16)."""
@@ -99,16 +121,19 @@ class Engine:
             return self._directory(plan, found, request, destination, context)
         if isinstance(destination, TarStream):
             return self._tar(plan, found, request, destination, context)
+        if isinstance(destination, AsTree) and destination.lease is not None:
+            tree, cached = self._tree(plan, found, request, destination.lease, context)
+            return _as_tree(plan, found, tree, cached=cached)
         store = self._need_store()
         with store.lease(f"deliver {plan.reference}"[:200]) as lease:
             if isinstance(destination, InStore):
                 return self._in_store(plan, found[0], request, lease, context)
             tree, cached = self._tree(plan, found, request, lease, context)
-            path: str | None = None
-            if isinstance(destination, Mounted):
-                path = self._mount(tree, request, destination)
-            elif isinstance(destination, AsTree):
-                path = str(tree.path) if tree.path else None
+            if len(found) == 1:
+                self._record(found[0], request, lease, tree=tree.key, content=request.keep_blobs)
+            if isinstance(destination, AsTree):
+                return _as_tree(plan, found, tree, cached=cached)
+            path = self._mount(tree, request, destination)
             return _delivered(plan, found, path, tree.key, tree.size, tree.entries, cached=cached)
 
     def _plan(self, found: Sequence[Found], request: Request, deadline: Deadline) -> Plan:
@@ -222,8 +247,8 @@ class Engine:
     def _tree(
         self, plan: Plan, found: Sequence[Found], request: Request, lease: Lease, context: Context
     ) -> tuple[Tree, bool]:
-        trees = DirTrees(self._need_store())
-        key = plan.key(_form(plan))
+        trees = self._trees if self._trees is not None else DirTrees(self._need_store())
+        key = plan.key(_form(stacked=self._stackable(plan)))
         tree = trees.find(key, lease=lease)
         cached = tree is not None
         if tree is None:
@@ -233,16 +258,14 @@ class Engine:
             with trees.stage(key, lease=lease, deadline=context.deadline) as staging:
                 cached = staging.existing is not None
                 tree = staging.existing or self._make_tree(staging, plan, found, lease, context)
-        if len(found) == 1:
-            self._record(found[0], request, lease, tree=tree.key, content=request.keep_blobs)
         return tree, cached
 
     def _make_tree(
-        self, staging: DirStaging, plan: Plan, found: Sequence[Found], lease: Lease, context: Context
+        self, staging: Staging, plan: Plan, found: Sequence[Found], lease: Lease, context: Context
     ) -> Tree:
         diffs = self._diffs(plan, found, context)
-        if _stackable(plan):
-            makers = Layers(DirTrees(self._need_store()), self._builder, lease, context)
+        if self._stackable(plan) and isinstance(staging, DirStaging) and isinstance(self._trees, DirTrees):
+            makers = Layers(self._trees, self._builder, lease, context)
             layers = makers.make(plan.active(), diffs[0])
             return staging.commit(
                 size=sum(layer.size for layer in layers),
@@ -305,6 +328,17 @@ class Engine:
                 return held.read(count)
         return self._fetcher.peek(found.reference, layer, count, deadline=deadline)
 
+    def _stackable(self, plan: Plan) -> bool:
+        """Whether overlay can show it: one image, whole, with layers, and an owner who may make whiteouts."""
+        return (
+            isinstance(self._trees, DirTrees)
+            and len(plan.sources) == 1
+            and plan.kind == "image"
+            and not plan.sources[0].only
+            and bool(plan.active())
+            and os.geteuid() == 0
+        )
+
     def _need_store(self) -> DirStore:
         if self._store is None:
             raise StoreError(
@@ -313,20 +347,9 @@ class Engine:
         return self._store
 
 
-def _stackable(plan: Plan) -> bool:
-    """Whether overlay can show it: one image, whole, with layers, and an owner who may make whiteouts."""
-    return (
-        len(plan.sources) == 1
-        and plan.kind == "image"
-        and not plan.sources[0].only
-        and bool(plan.active())
-        and os.geteuid() == 0
-    )
-
-
-def _form(plan: Plan) -> dict[str, object]:
+def _form(*, stacked: bool) -> dict[str, object]:
     """The part of a tree's key that is not in the plan: how it is made."""
-    if _stackable(plan):
+    if stacked:
         return {"form": "stack", "unpack": RULES_VERSION}
     return {"form": "merged", "unpack": RULES_VERSION, "owners": _owners()}
 
@@ -353,6 +376,11 @@ def _check_produced(plan: Plan, entries: int) -> None:
             f"{plan.reference} produced no file: its archives are empty",
             next_step="`unlade plan` shows its layers; an artifact must hold at least one file",
         )
+
+
+def _as_tree(plan: Plan, found: Sequence[Found], tree: Tree, *, cached: bool) -> Delivered:
+    path = str(tree.path) if tree.path else None
+    return _delivered(plan, found, path, tree.key, tree.size, tree.entries, cached=cached)
 
 
 def _delivered(

@@ -15,6 +15,7 @@ from unlade.errors import InvalidInput
 from unlade.model import Digest, Platform, Reference
 from unlade.mount import MountOptions
 from unlade.planning import Plan
+from unlade.store import Lease
 
 PullPolicy = Literal["always", "missing", "never"]
 # How long a successful pull entitles the same credential to what it pulled (V5): long enough that a
@@ -45,7 +46,12 @@ class InStore:
 
 @dataclass(frozen=True, slots=True)
 class AsTree:
-    """A shared, read-only tree in the store; the caller keeps a lease while it is used."""
+    """A shared, read-only tree.
+
+    With a lease of the caller's, the tree is held by it and recording it is the caller's business.
+    """
+
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ no overlay can be mounted. Called by `deliver`; stands on `store` for records an
 """
 
 from unlade.tree.context import needs_context, resolve_context
-from unlade.tree.dirtrees import DirStaging, DirTrees, Scratch
+from unlade.tree.dirtrees import DirStaging, DirTrees
 from unlade.tree.fsck import fsck
 from unlade.tree.merge import DanglingLink, merge_into
-from unlade.tree.trees import Staging, Tree, TreeKey, TreeStore
+from unlade.tree.trees import Scratch, Staging, Tree, TreeKey, TreeStore
 
 __all__ = [
     "DanglingLink",

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,7 +32,7 @@ from unlade.store.removal import delete_object, empty_trash, tree_lock
 from unlade.tree.attributes import copy_attributes
 from unlade.tree.listing import Listing
 from unlade.tree.merge import merge_into
-from unlade.tree.trees import Tree, TreeKey
+from unlade.tree.trees import Scratch, Tree, TreeKey
 from unlade.unpack.policy import Unpacked
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -53,15 +52,6 @@ class TreeDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     own_root: bool = False
     has_root: bool = True
     files: str = ""
-
-
-@dataclass(slots=True)
-class Scratch:
-    """A directory inside a staging for one layer that will be merged: never part of the tree."""
-
-    path: Path
-    dirfd: int
-    files_out: BinaryIO
 
 
 class DirStaging:

@@ -1,14 +1,13 @@
 """Trees by key: the protocol that every store of materialised trees fulfils.
 
 A tree is immutable once committed and private before. Its key names what it was made from and how (design,
-decision 3), so whoever finds a key need not make it again. A tree is one directory, or a stack of layer
-trees that overlay shows as one. Implementations: `DirTrees`; containerd's snapshots. The suite in
-tests/conformance runs on each.
+decision 3), so whoever finds a key need not make it again. A tree is one directory; a store that can
+(`DirTrees`) also keeps stacks of layer trees that overlay shows as one. Implementations: `DirTrees`;
+containerd's snapshots. The suite in tests/conformance runs on each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import BinaryIO, Protocol
 
 from unlade.model import Deadline, Digest
 from unlade.store.content import Lease
+from unlade.unpack.policy import Unpacked
 
 TreeKey = Digest
 
@@ -29,6 +29,15 @@ class Tree:
     layers: tuple[Path, ...]
     size: int
     entries: int
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A directory on a staging's file system for one part that will be merged: never part of the tree."""
+
+    path: Path
+    dirfd: int
+    files_out: BinaryIO
 
 
 class Staging(Protocol):
@@ -50,27 +59,14 @@ class Staging(Protocol):
     def files_out(self) -> BinaryIO:
         """Takes the tree's file list, one record per entry (unpack.filelist)."""
 
-    def commit(
-        self,
-        *,
-        size: int,
-        entries: int = 0,
-        layers: Sequence[TreeKey] = (),
-        key: TreeKey | None = None,
-        has_root: bool = True,
-    ) -> Tree:
-        """Sync, make visible, record. With `layers` (lowest first) the tree is that stack.
+    def scratch(self) -> Scratch:
+        """A fresh directory to unpack one part into before `merge`; gone with the staging."""
 
-        `key` commits under another name than the one staged, for a layer that turned out to depend on
-        those below it. `has_root` False: a layer whose archive had no entry for its root, which then looks
-        as the layers below it say.
-        """
+    def merge(self, scratch: Scratch, unpacked: Unpacked, *, deadline: Deadline | None = None) -> None:
+        """Move an unpacked part, the next one up, over what the staging holds so far."""
 
-    def detach(self) -> None:
-        """Let go of the key while keeping the staging, which is then committed under another `key`.
-
-        Whoever waits for other trees must do so first: holding a key while waiting for one can deadlock.
-        """
+    def commit(self, *, size: int, entries: int = 0) -> Tree:
+        """Sync, make visible, record."""
 
 
 class TreeStore(Protocol):
