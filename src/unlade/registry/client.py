@@ -9,6 +9,7 @@ CVE-2020-15157) are never followed. One client per process: it is thread-safe an
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 import threading
@@ -83,6 +84,13 @@ class Registry:
         self._uploads = Uploads(self._session, self._routes)
         # Referrers pushed at once from here must not overwrite one another's entry in a tag schema's list.
         self._lists = threading.Lock()
+
+    def with_credentials(self, credentials: CredentialSource) -> Registry:
+        """This client for somebody else; it shares the connections, so only the original is closed."""
+        other = copy.copy(self)
+        other._session = self._session.acting_for(credentials)
+        other._uploads = Uploads(other._session, self._routes)
+        return other
 
     def close(self) -> None:
         """Close idle connections."""

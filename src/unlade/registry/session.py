@@ -9,6 +9,7 @@ can cause is bounded by attempts * (2 * candidates + redirects), whatever the se
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Mapping
@@ -109,6 +110,14 @@ class Session:
         found = list(self._credentials.lookup(registry, repository))
         self._remember(registry, repository, found)
         return found
+
+    def acting_for(self, credentials: CredentialSource) -> Session:
+        """The same connections and token cache, which is kept by credential, for somebody else."""
+        other = copy.copy(self)
+        other._credentials = credentials
+        other._remembered = {}
+        other._lock = threading.Lock()
+        return other
 
     def close(self) -> None:
         """Close idle connections."""

@@ -181,3 +181,20 @@ def test_fingerprints_of_clients() -> None:
         nobody, alice, both = Several(), Several(ALICE), Several(ALICE, WRONG)
         prints = {Registry(scene.config(), source).fingerprint(scene.ref) for source in (nobody, alice, both)}
         assert len(prints) == 3
+
+
+@pytest.mark.parametrize("auth", ["basic", "token"])
+def test_a_client_for_somebody_else_shares_connections_and_nothing_more(auth: str) -> None:
+    """V5: one process pulls for many pods; what one may do never rubs off on another."""
+    with Scene(auth=auth) as scene:
+        alice = scene.client()
+        alice.resolve(scene.ref, deadline=scene.deadline())
+        mallory = alice.with_credentials(Several(WRONG))
+        nobody = alice.with_credentials(Several())
+        for client in (mallory, nobody):
+            with pytest.raises(Unauthorized):
+                client.resolve(scene.ref, deadline=scene.deadline())
+        assert alice.fingerprint(scene.ref) != mallory.fingerprint(scene.ref)
+        asked = len(scene.registry.requests)
+        alice.with_credentials(Several(ALICE)).resolve(scene.ref, deadline=scene.deadline())
+        assert [request.status for request in scene.registry.requests[asked:]] == [200]
