@@ -37,7 +37,7 @@ class RegistryConfig:
     token_realm_allowlist: frozenset[str] = frozenset()
     user_agent: str = "unlade"
     connect_timeout: float = 10.0
-    # For the status line and headers to arrive, from the end of the request; uploads are committed within it.
+    # For the status line and headers to arrive, from the end of the request.
     answer_timeout: float = 60.0
     # A body must bring `min_rate` bytes a second, judged over `rate_window` of waiting time. 1 KiB/s is
     # below any usable link, and above what an attacker may use to hold a worker for days.

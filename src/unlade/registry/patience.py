@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import http.client
 import io
+import select
 import socket
+import ssl
 import threading
 import time
 from typing import Any, Final
 
+from unlade.errors import UnladeError
 from unlade.model import Deadline
 from unlade.registry.config import RegistryConfig
 from unlade.registry.errors import TooSlow
@@ -24,6 +27,8 @@ from unlade.registry.errors import TooSlow
 _TICK: Final = 1.0
 # Small reads (headers, chunk sizes) come from this buffer; larger ones go past it, straight to the caller.
 _BUFFER: Final = 64 << 10
+# How much a read over TLS collects before it returns.
+_GATHER: Final = 256 << 10
 
 
 class Patience:
@@ -99,14 +104,29 @@ class _PatientSocket(io.RawIOBase):
         # it made holds a reference that defers the real close until this object is closed.
         self._holder = holder
         self._patience = patience
+        self._tick = -1.0
+        self._failed: BaseException | None = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        got = self._receive(buffer)
+        # TLS hands out one record of 16 KiB per call: too little to pass on one by one.
+        if 0 < got < len(buffer) and isinstance(self._sock, ssl.SSLSocket):
+            got = self._receive_more(self._sock, memoryview(buffer).cast("B"), got)
+        return got
+
+    def _receive(self, buffer: Any) -> int:
         patience = self._patience
         while True:
-            self._sock.settimeout(patience.tick())
+            tick = patience.tick()
+            if tick != self._tick:
+                self._sock.settimeout(tick)  # a system call, though it rarely changes
+                self._tick = tick
             started = time.monotonic()
             try:
                 got = self._sock.recv_into(buffer)
@@ -115,6 +135,22 @@ class _PatientSocket(io.RawIOBase):
                 continue
             patience.judge(time.monotonic() - started, got)
             return got
+
+    def _receive_more(self, sock: ssl.SSLSocket, view: memoryview, got: int) -> int:
+        """Further records that are already here; an error is kept for the next call: no byte is lost."""
+        enough = min(_GATHER, len(view))
+        ready = select.poll()
+        ready.register(sock, select.POLLIN)
+        try:
+            # Only what is here: after the last record of an answer nothing follows until we ask again.
+            while got < enough and (sock.pending() or ready.poll(0)):
+                more = self._receive(view[got:])
+                if not more:
+                    break
+                got += more
+        except (OSError, UnladeError) as error:
+            self._failed = error
+        return got
 
     def close(self) -> None:
         if not self.closed:

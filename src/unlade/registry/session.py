@@ -50,6 +50,7 @@ class _Call:
     deadline: Deadline
     headers: Mapping[str, str]
     body: Body | None
+    answer_within: float | None
 
 
 class Session:
@@ -76,13 +77,15 @@ class Session:
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
         attempts: int | None = None,
+        answer_within: float | None = None,
     ) -> Answer:
         """An answer whose status is in `expect`; the caller closes it. Raises RegistryError by kind.
 
         `url` may be of another origin (an upload location): then no credential and no configured header goes
-        there. `purpose` names the reference and the deed, for messages.
+        there. `purpose` names the reference and the deed, for messages. `answer_within` is for requests that
+        take the server longer than usual to answer.
         """
-        call = _Call(host, method, url, purpose, scope, expect, deadline, headers or {}, body)
+        call = _Call(host, method, url, purpose, scope, expect, deadline, headers or {}, body, answer_within)
         return retrying(
             lambda: self._as_somebody(call),
             config=self.config,
@@ -92,7 +95,7 @@ class Session:
 
     def ping(self, host: Host, credential: Credential, *, purpose: str, deadline: Deadline) -> None:
         """Ask for the API's root as this credential and nobody else; raises Unauthorized."""
-        call = _Call(host, "GET", host.url(""), purpose, None, frozenset({200}), deadline, {}, None)
+        call = _Call(host, "GET", host.url(""), purpose, None, frozenset({200}), deadline, {}, None, None)
         retrying(
             lambda: self._as(credential, call),
             config=self.config,
@@ -208,6 +211,7 @@ class Session:
                 headers=headers,
                 body=call.body,
                 dial_timeout=host.dial_timeout,
+                answer_within=call.answer_within,
                 deadline=call.deadline,
             )
             location = answer.headers.get("Location")

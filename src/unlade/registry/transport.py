@@ -231,6 +231,7 @@ class Transport:
         headers: Mapping[str, str],
         body: Body | None = None,
         dial_timeout: float | None = None,
+        answer_within: float | None = None,
         deadline: Deadline,
     ) -> Answer:
         """Send one request and return when the headers of its answer are here.
@@ -242,7 +243,7 @@ class Transport:
         patience = Patience(self._config, deadline, url.redacted)
         left = deadline.remaining()
         connect = dial_timeout or self._config.connect_timeout
-        answer = self._config.answer_timeout
+        answer = answer_within or self._config.answer_timeout
         if left is not None:
             connect, answer = max(min(connect, left), 0.01), max(min(answer, left), 0.01)
         origin = url.origin

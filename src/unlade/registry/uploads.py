@@ -28,6 +28,10 @@ from unlade.registry.transport import Answer
 _BLOCK: Final = 256 << 10
 # Above any real chunk minimum (Docker Hub, ECR: 5-10 MiB); a larger demand is a mistake or an attack.
 _MAX_CHUNK_MINIMUM: Final = 1 << 30
+# A registry answers the last request of an upload after it has read the content again and moved it to its
+# place, on object storage by copying: a minute, and more the larger it is.
+_COMMIT_SECONDS: Final = 120.0
+_COMMIT_RATE: Final = 5 << 20
 _RANGE: Final = re.compile(r"(?:bytes=)?0-(\d{1,19})", re.ASCII)
 
 
@@ -121,6 +125,7 @@ class Uploads:
         *,
         headers: dict[str, str] | None = None,
         body: Any = None,
+        answer_within: float | None = None,
     ) -> Answer:
         """One step of an upload, tried once: whoever drives the upload knows where to continue."""
         return self._session.send(
@@ -134,6 +139,7 @@ class Uploads:
             headers=headers,
             body=body,
             attempts=1,
+            answer_within=answer_within,
         )
 
 
@@ -218,14 +224,21 @@ class _Upload:
             f"{location.target}{separator}digest={self._digest.algorithm}%3A{self._digest.hex}",
         )
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(end - start)}
-        answer = self._send("PUT", url, {201, 204}, headers, lambda: self._blocks(start, end))
+        patience = _COMMIT_SECONDS + self._size / _COMMIT_RATE
+        answer = self._send("PUT", url, {201, 204}, headers, lambda: self._blocks(start, end), patience)
         stored = answer.headers.get("Docker-Content-Digest")
         if stored is not None and stored != str(self._digest):
             raise WrongContent(f"{self._purpose}: the registry stored it as {stored[:140]!r}")
         self._on_sent(self._size)
 
     def _send(
-        self, method: str, url: Url, expect: set[int], headers: dict[str, str] | None = None, body: Any = None
+        self,
+        method: str,
+        url: Url,
+        expect: set[int],
+        headers: dict[str, str] | None = None,
+        body: Any = None,
+        answer_within: float | None = None,
     ) -> Answer:
         answer = self._uploads.request(
             self._host,
@@ -237,6 +250,7 @@ class _Upload:
             self._deadline,
             headers=headers,
             body=body,
+            answer_within=answer_within,
         )
         answer.discard()
         return answer
