@@ -19,7 +19,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, cast
 
@@ -51,7 +51,7 @@ class Layer:
         *,
         diff_id: DiffID | None = None,
         entries: tuple[Entry, ...] = (),
-        spool: BinaryIO | None = None,
+        spool: _Spool | None = None,
     ) -> None:
         self.descriptor = descriptor
         self.diff_id = diff_id
@@ -117,35 +117,17 @@ def pack_tree(
         diff_id = DiffID(Digest("sha256", diff.hexdigest()))
         descriptor = _descriptor(media_type, diff_id, layout.size, annotations)
         return Layer(descriptor, layout.open, diff_id=diff_id, entries=tuple(entries))
-    spool = _spool_file()
+    spool = _Spool()
     try:
-        blob = hashlib.sha256()
-        size = 0
         for piece in compress(tar_blocks(), compression, level):
-            blob.update(piece)
-            size += len(piece)
             spool.write(piece)
         spool.flush()
-    except OSError as error:
-        spool.close()
-        raise UnpackableSource(
-            f"the compressed layer cannot be kept in {tempfile.gettempdir()}: {error.strerror}",
-            next_step="set TMPDIR to a place with more room, or push with --compression none",
-        ) from error
     except BaseException:
         spool.close()
         raise
     diff_id = DiffID(Digest("sha256", diff.hexdigest()))
-    descriptor = _descriptor(
-        media_type + media_suffix(compression), Digest("sha256", blob.hexdigest()), size, annotations
-    )
-    return Layer(
-        descriptor,
-        lambda offset: _reopen(spool.fileno(), offset),
-        diff_id=diff_id,
-        entries=tuple(entries),
-        spool=spool,
-    )
+    descriptor = _descriptor(media_type + media_suffix(compression), spool.digest, spool.size, annotations)
+    return Layer(descriptor, spool.open, diff_id=diff_id, entries=tuple(entries), spool=spool)
 
 
 def pack_file(
@@ -210,8 +192,47 @@ def _changed(name: bytes) -> UnladeError:
     )
 
 
-def _spool_file() -> BinaryIO:
-    return cast("BinaryIO", tempfile.TemporaryFile(prefix="unlade-push-"))
+class _Spool:
+    """An unlinked temporary file that hashes what is written to it."""
+
+    def __init__(self) -> None:
+        with _explained():
+            self._file = cast("BinaryIO", tempfile.TemporaryFile(prefix="unlade-push-"))  # noqa: SIM115
+        self._sha = hashlib.sha256()
+        self.size = 0
+
+    @property
+    def digest(self) -> Digest:
+        return Digest("sha256", self._sha.hexdigest())
+
+    def write(self, data: bytes) -> None:
+        self._sha.update(data)
+        self.size += len(data)
+        with _explained():
+            self._file.write(data)
+
+    def flush(self) -> None:
+        with _explained():
+            self._file.flush()
+
+    def open(self, offset: int) -> BinaryIO:
+        return io.BufferedReader(_FileWindow(self._file.fileno(), offset), BLOCK_SIZE)
+
+    def close(self) -> None:
+        # Closing flushes: on a full disk that fails once more, and the file is gone all the same.
+        with suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnpackableSource(
+            f"the compressed layer cannot be kept in {tempfile.gettempdir()}: {error.strerror}",
+            next_step="set TMPDIR to a place with more room, or push with --compression none",
+        ) from error
 
 
 class _FileWindow(io.RawIOBase):
@@ -228,7 +249,3 @@ class _FileWindow(io.RawIOBase):
         count = os.preadv(self._fd, [buffer], self._offset)
         self._offset += count
         return count
-
-
-def _reopen(fd: int, offset: int) -> BinaryIO:
-    return io.BufferedReader(_FileWindow(fd, offset), BLOCK_SIZE)

@@ -191,7 +191,13 @@ def _file_chunks(entry: Entry, offset: int) -> Iterator[bytes]:
             raise _changed(entry)
         position = offset
         while position < entry.size:
-            data = os.pread(fd, min(READ_SIZE, entry.size - position), position)
+            try:
+                data = os.pread(fd, min(READ_SIZE, entry.size - position), position)
+            except OSError as error:
+                raise UnpackableSource(
+                    f"{os.fsdecode(entry.path)} cannot be read: {error.strerror}",
+                    next_step="check the disk it is on",
+                ) from error
             if not data:
                 raise _changed(entry)
             position += len(data)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MAX_DEPTH: Final = 8
 # As many as one index may have; a graph of more is an attack or a mirror of a whole registry.
 MAX_MANIFESTS: Final = 10_000
+# Manifests are held until they are put, in order; real graphs need a few hundred kilobytes.
+MAX_MANIFEST_TOTAL: Final = 64 << 20
 _BUFFER: Final = 1 << 20
 
 
@@ -141,12 +143,19 @@ class _Graph:
     source: End
     deadline: Deadline
     nodes: list[_Node] = field(default_factory=list)
+    held: int = 0
     _seen: dict[Digest, _Node | None] = field(default_factory=dict)
 
     def add(self, descriptor: Descriptor, raw: bytes, depth: int) -> _Node:
         if depth > MAX_DEPTH:
             raise TooManyManifests(
                 f"indexes are nested more than {MAX_DEPTH} deep",
+                next_step="copy one platform with --platform",
+            )
+        self.held += len(raw)
+        if self.held > MAX_MANIFEST_TOTAL:
+            raise TooManyManifests(
+                f"the manifests alone are larger than {MAX_MANIFEST_TOTAL} bytes",
                 next_step="copy one platform with --platform",
             )
         self._seen[descriptor.digest] = None

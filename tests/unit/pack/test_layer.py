@@ -322,7 +322,7 @@ def test_a_spool_that_does_not_fit_names_the_way_out(tmp_path: Path, monkeypatch
         def write(self, data: object, /) -> int:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("unlade.pack.layer._spool_file", Full)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda prefix: Full())
     with pytest.raises(UnpackableSource, match="No space left") as caught:
         pack_tree(tree)
     assert "TMPDIR" in caught.value.next_step

@@ -244,8 +244,13 @@ def test_the_first_failure_stops_the_others_and_leaves_no_manifest(
 def test_a_cut_connection_is_not_the_end(fake: FakeRegistry, client: Registry, tmp_path: Path) -> None:
     data = os.urandom(3 << 20)
     (tmp_path / "big.bin").write_bytes(data)
-    cut = Response.drop(read_body=1 << 20)
-    fake.fault(lambda r: cut if str(Digest.of(data)) in str(r.query) else None, times=1, early=True)
+    cuts = [Response.drop(read_body=1 << 20)]
+
+    def once(request: Request) -> Response | None:
+        ours = request.method == "PUT" and str(Digest.of(data)) in str(request.query)
+        return cuts.pop() if ours and cuts else None
+
+    fake.fault(once, early=True)
     pushed = push([tmp_path / "big.bin"], fake.reference("a/b", "v1"), registry=client)
     assert str(pushed.layers[0].digest) in fake.repository("a/b").blobs
     assert len([r for r in fake.seen("PUT") if str(Digest.of(data)) in str(r.query)]) == 2
