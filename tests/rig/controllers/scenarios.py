@@ -212,7 +212,7 @@ def _pods() -> None:
     _add("long-volume-name", (lambda w: w.pod("p", [long_volume]), (f"p-{long_volume}",)))
     longest = "p" * 251
     _add("longest-name", (lambda w: w.pod(longest, ["v"]), (f"{longest}-v",)))
-    _add("name-too-long", (lambda w: w.pod("p" * 252, ["v"]), ()))
+    _add("invalid-name-too-long", (lambda w: w.pod("p" * 252, ["v"]), ()))
     _add("three-pods", (each(lambda w, n: w.pod(f"p{n}", ["v"]), 3), ("p0-v", "p1-v", "p2-v")))
     gates = [{"name": "example.test/wait"}]
     _add("gated", (lambda w: w.pod("p", ["v"], schedulingGates=gates), ("p-v",)))
