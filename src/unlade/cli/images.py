@@ -32,7 +32,7 @@ def images(settings: Settings, *, names: tuple[str, ...], handler: str | None, o
       unlade images
       unlade images --runtime-handler kata -o json
     """
-    from unlade.cli.output import emit, human
+    from unlade.cli.output import count, emit, human
     from unlade.cli.request import parse_references
 
     wanted = {str(reference) for reference in parse_references(names)}
@@ -79,7 +79,9 @@ def images(settings: Settings, *, names: tuple[str, ...], handler: str | None, o
         )
     columns = ("REFERENCE", "HANDLER", "PLATFORM", "DIGEST", "OWN", "SHARED", "KEPT AS", "MOUNTS")
     emit({"images": data, "totalBytes": total}, output, columns, rows)
-    settings.note(f"{len(records)} records, {human(total)} in {settings.store_directory()}")
+    settings.note(
+        f"{count(len(records), 'record', 'records')}, {human(total)} in {settings.store_directory()}"
+    )
 
 
 @click.command(short_help="Remove references from the store.")

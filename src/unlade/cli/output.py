@@ -55,6 +55,11 @@ def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def count(number: int, one: str, many: str) -> str:
+    """A number of things, in the right form."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def human(size: int | None) -> str:
     """A size as people read it; `?` where nobody knows it yet."""
     if size is None:

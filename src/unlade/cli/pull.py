@@ -134,7 +134,7 @@ def _kept(engine: Engine, request: Request, deadline: Deadline, progress: Watche
 
 
 def _show(settings: Settings, delivered: Delivered, place: str | None, output: str) -> None:
-    from unlade.cli.output import emit, human
+    from unlade.cli.output import count, emit, human
 
     names = [str(one.reference.with_digest(one.digest)) for one in delivered.resolved]
     if place == "-":
@@ -145,7 +145,9 @@ def _show(settings: Settings, delivered: Delivered, place: str | None, output: s
         for name in names:
             print(name)
         what = (
-            "already there" if delivered.cached else f"{delivered.entries} entries, {human(delivered.size)}"
+            "already there"
+            if delivered.cached
+            else f"{count(delivered.entries, 'entry', 'entries')}, {human(delivered.size)}"
         )
         settings.note(f"{what} in {delivered.path}")
         return

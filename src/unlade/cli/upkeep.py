@@ -74,7 +74,7 @@ def fsck(settings: Settings, *, repair: bool, output: str) -> int:
       unlade fsck
       unlade fsck --repair
     """
-    from unlade.cli.output import emit
+    from unlade.cli.output import count, emit
     from unlade.tree import fsck as check
 
     with settings.store() as store:
@@ -86,5 +86,5 @@ def fsck(settings: Settings, *, repair: bool, output: str) -> int:
     rows = [(one.kind, one.subject, one.detail, "yes" if one.repaired else "no") for one in problems]
     if rows or output != "table":
         emit({"problems": data}, output, ("PROBLEM", "SUBJECT", "DETAIL", "REPAIRED"), rows)
-    settings.note(f"{len(problems)} problems" if problems else "no problems")
+    settings.note(count(len(problems), "problem", "problems") if problems else "no problems")
     return exits.FOUND if problems else 0
