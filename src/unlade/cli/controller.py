@@ -2,8 +2,8 @@
 
 Everything beyond the options is in `unlade.controllers`, which is imported when the command runs and not
 before: the Kubernetes client alone takes longer to import than the whole of `unlade --help` may. Logs go
-to stderr as JSON lines, because a daemon's reader is a collector. Exit codes: 0 after a signal, 2 for
-options that cannot work, 1 for anything that ended the process against its will.
+to stderr as JSON lines, because a daemon's reader is a collector. It ends with 0 after SIGTERM or SIGINT,
+having given its lease back; with anything else it ended against its will.
 """
 
 import json
@@ -13,8 +13,6 @@ import threading
 from datetime import UTC, datetime
 
 import click
-
-KUBE_EXTRA = "install it with: pip install 'unlade[kube]'"
 
 
 @click.command()
@@ -103,37 +101,35 @@ def controller(
         from unlade.controllers.elector import LeaseTimes
         from unlade.controllers.manager import Manager, Options, stop_on_signals
     except ModuleNotFoundError as error:
+        from unlade.errors import InvalidInput
+
         if (error.name or "").partition(".")[0] not in {"kubernetes", "prometheus_client"}:
             raise
-        raise click.UsageError(f"the controllers need the package {error.name}; {KUBE_EXTRA}") from error
-    from unlade.errors import InvalidInput, UnladeError
+        raise InvalidInput(
+            f"the controllers need {error.name}, which is not installed",
+            next_step="pip install 'unlade[kube]'",
+        ) from error
 
-    try:
-        options = Options(
-            controllers=names,
-            kubeconfig=kubeconfig,
-            context=context,
-            workers=workers,
-            qps=qps,
-            burst=burst,
-            resync=resync,
-            listen=listen,
-            elect=elect,
-            lease_name=lease_name,
-            lease_namespace=lease_namespace,
-            times=LeaseTimes(lease_duration, renew_deadline, retry_period),
-        )
-        stop = threading.Event()
-        stop_on_signals(stop)
-        listening = logging.getLogger(__name__)
-        Manager(options, user_agent="unlade-controller").run(
-            stop, on_listen=lambda port: listening.info("listening on port %d", port)
-        )
-    except InvalidInput as error:
-        raise click.UsageError(f"{error}; {error.next_step}") from error
-    except (UnladeError, OSError) as error:
-        next_step = error.next_step if isinstance(error, UnladeError) else ""
-        raise click.ClickException(f"{error}{f'; {next_step}' if next_step else ''}") from error
+    options = Options(
+        controllers=names,
+        kubeconfig=kubeconfig,
+        context=context,
+        workers=workers,
+        qps=qps,
+        burst=burst,
+        resync=resync,
+        listen=listen,
+        elect=elect,
+        lease_name=lease_name,
+        lease_namespace=lease_namespace,
+        times=LeaseTimes(lease_duration, renew_deadline, retry_period),
+    )
+    stop = threading.Event()
+    stop_on_signals(stop)
+    log = logging.getLogger(__name__)
+    Manager(options, user_agent="unlade-controller").run(
+        stop, on_listen=lambda port: log.info("listening on port %d", port)
+    )
 
 
 class JsonLines(logging.Formatter):

@@ -82,11 +82,18 @@ class Manager:
     def run(self, stop: threading.Event, *, on_listen: Callable[[int], None] = lambda _port: None) -> None:
         """Serves health, leads when it may, until `stop`. Raises what ended it otherwise."""
         host, _colon, port = self.options.listen.rpartition(":")
-        if not port.isdigit():
-            raise InvalidInput(f"cannot listen on {self.options.listen}", next_step="give HOST:PORT")
-        health = HealthServer(
-            host.strip("[]"), int(port), healthy=self.unhealthy, ready=self.unready, metrics=self.metrics.text
-        )
+        try:
+            health = HealthServer(
+                host.strip("[]"),
+                int(port),
+                healthy=self.unhealthy,
+                ready=self.unready,
+                metrics=self.metrics.text,
+            )
+        except (ValueError, OverflowError, OSError) as error:
+            raise InvalidInput(
+                f"cannot listen on {self.options.listen}: {error}", next_step="give a free HOST:PORT"
+            ) from error
         on_listen(health.port)
         try:
             if self._elector is None:

@@ -22,8 +22,7 @@ from rig.kube import until
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "controller"
 NAMESPACE, ACCOUNT = "unlade-system", "unlade-controller"
-# The command as the entry point has it; a module of ours, so that coverage and editors find it.
-COMMAND = [sys.executable, "-c", "from unlade.cli.controller import controller; controller()"]
+COMMAND = [sys.executable, "-m", "unlade", "controller"]
 
 
 def apply_account(rig: Rig) -> Path:

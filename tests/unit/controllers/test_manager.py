@@ -105,7 +105,9 @@ def test_the_command_explains_itself_and_refuses_what_cannot_work(kubeconfig: st
         ["--controllers", "nonsense"],
         ["--controllers", "ephemeral-volumes", "--lease-duration", "5"],
         ["--controllers", "ephemeral-volumes", "--listen", "nowhere"],
+        ["--controllers", "ephemeral-volumes", "--listen", "127.0.0.1:99999"],
         ["--controllers", "ephemeral-volumes", "--context", "missing"],
     ):
         result = runner.invoke(controller, ["--kubeconfig", kubeconfig, *arguments])
-        assert result.exit_code == 2, result.output
+        assert isinstance(result.exception, InvalidInput), result.output
+        assert result.exception.next_step
