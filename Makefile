@@ -29,8 +29,8 @@ test: ## unit, conformance, hostile and property tests: no network but loopback,
 test-root: ## what needs root: mounts, ownership, device nodes
 	$(PYTEST) tests -m "root and not interop" --ignore=tests/rig
 
-interop: ## against the real registry, crane, skopeo, umoci, kpt
-	$(PY) -m rig build registry crane containerd
+interop: ## against the real registry, crane, oras, skopeo, umoci, kpt
+	$(PY) -m rig build registry crane oras containerd
 	$(PYTEST) tests/interop
 
 rig: ## build the real engines into the cache (nothing is rebuilt when they are there)

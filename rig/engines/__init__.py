@@ -96,6 +96,8 @@ ENGINES: dict[str, Engine] = {
             "0.22.1",
             {"crane": "github.com/google/go-containerregistry/cmd/crane"},
         ),
+        # The newest that the checksum database vouches for; artifacts are what its users push.
+        Engine("oras", "oras.land/oras", "1.2.0", {"oras": "oras.land/oras/cmd/oras"}),
         Engine(
             "containerd",
             _CONTAINERD,

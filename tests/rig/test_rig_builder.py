@@ -94,6 +94,7 @@ ASKED = {
     **dict.fromkeys(("kubelet", "etcd", "containerd", "ctr", "runc", "registry"), "--version"),
     "containerd-shim-runc-v2": "-v",
     "crane": "version",
+    "oras": "version",
 }
 
 
