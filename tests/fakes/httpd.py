@@ -79,6 +79,8 @@ class Response:
     drip_head: float = 0.0
     # These bytes are sent instead of a well-formed answer, then the connection is closed.
     raw: bytes | None = None
+    # Sent after `raw`, again and again, until the client has had enough.
+    raw_flood: bytes = b""
     # Close the connection after the answer.
     close: bool = False
     # For hooks that run before the body is read: how much of the request's body to take before answering.
@@ -318,8 +320,10 @@ class _Handler(BaseHTTPRequestHandler):
             stopping.wait(response.delay)
         if response.raw is not None:
             if response.raw:
-                self.wfile.write(response.raw)
                 self.close_connection = True
+                self.wfile.write(response.raw)
+                while response.raw_flood and not stopping.is_set():
+                    self.wfile.write(response.raw_flood)
             else:
                 self._reset()
             return

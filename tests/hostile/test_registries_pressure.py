@@ -218,6 +218,26 @@ def test_a_chunked_body_that_drips_is_given_up(scene: Scene) -> None:
     assert len(scene.registry.requests) <= 3
 
 
+@pytest.mark.parametrize(
+    "unit",
+    [
+        b"0;" + b"x" * 60_000 + b"\r\n" + b"X-Trailer: 1\r\n" * 100,  # trailers without an end
+        b"1;" + b"x" * 60_000 + b"\r\na\r\n",  # a byte of content in sixty thousand of padding
+    ],
+    ids=["trailers", "padding"],
+)
+def test_a_flood_that_brings_nothing_is_given_up(scene: Scene, unit: bytes) -> None:
+    """Fast, but useless: what counts is content."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = unit if unit.startswith(b"1;") else unit + b"X: 1\r\n" * 20_000
+    scene.registry.fault(lambda q: Response(raw=head, raw_flood=body))
+    began = time.monotonic()
+    with pytest.raises((TooSlow, BadResponse)):
+        scene.client().resolve(scene.ref, deadline=scene.deadline())
+    assert time.monotonic() - began < 10
+    assert len(scene.registry.requests) <= 3
+
+
 def test_a_body_that_stops_is_given_up(scene: Scene) -> None:
     scene.registry.alter(
         lambda q, r: Response(200, r.headers, r.body, drip=(5000, 30)) if "/blobs/" in q.path else None

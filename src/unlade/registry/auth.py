@@ -26,6 +26,7 @@ from unlade.registry.credentials import ANONYMOUS, Credential
 from unlade.registry.errors import BadResponse, UnsafeRedirect
 from unlade.registry.failures import failure
 from unlade.registry.hosts import Host, TLSSettings
+from unlade.registry.keyed import KeyedLocks
 from unlade.registry.origins import Origin, Url
 from unlade.registry.realms import check_realm
 from unlade.registry.retry import retrying
@@ -94,7 +95,7 @@ class Authenticator:
         self._schemes: dict[Origin, _Bearer | None] = {}  # None: Basic
         self._names: dict[tuple[Origin, str], str] = {}
         self._tokens: dict[_Key, _Token] = {}
-        self._fetching: dict[_Key, threading.Lock] = {}
+        self._fetching = KeyedLocks()
         self._lock = threading.Lock()
 
     def header(
@@ -159,24 +160,19 @@ class Authenticator:
         with self._lock:
             key = self._key(host, bearer, scope, credential)
             found = self._fresh(key)
-            if found is not None:
-                return found
-            waiting = self._fetching.setdefault(key, threading.Lock())
-        with waiting:
+        if found is not None:
+            return found
+        with self._fetching.held(key):
             with self._lock:
                 found = self._fresh(key)
             if found is not None:
                 return found
-            try:
-                token = retrying(
-                    lambda: self._fetch(host, key, credential, deadline),
-                    config=self._config,
-                    attempts=self._config.attempts,
-                    deadline=deadline,
-                )
-            finally:
-                with self._lock:
-                    self._fetching.pop(key, None)
+            token = retrying(
+                lambda: self._fetch(host, key, credential, deadline),
+                config=self._config,
+                attempts=self._config.attempts,
+                deadline=deadline,
+            )
             with self._lock:
                 if len(self._tokens) >= _MAX_CACHED:
                     self._tokens.clear()

@@ -215,8 +215,11 @@ class Registry:
     def fingerprint(self, ref: Reference) -> str:
         """A hash of the credentials that would be used, to remember grants by (V5)."""
         hasher = hashlib.sha256()
-        for credential in self._session.candidates(ref.registry, ref.repository):
-            hasher.update(credential.fingerprint().encode())
+        # Sorted: the session moves the one that worked to the front, which changes nothing here.
+        for one in sorted(
+            one.fingerprint() for one in self._session.candidates(ref.registry, ref.repository)
+        ):
+            hasher.update(one.encode())
         return hasher.hexdigest()
 
     def tags(self, ref: Reference, *, deadline: Deadline) -> Iterator[str]:

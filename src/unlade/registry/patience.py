@@ -2,9 +2,9 @@
 
 http.client reads through `io.BufferedReader`; we put our own raw reader below it. Every receive wakes up
 once a second, looks at the caller's deadline (so `cancel` works while the server is silent), limits the
-time until the headers are complete however slowly they drip, and judges the body's rate over windows of
-waiting time. Time that the *consumer* spends between reads does not count: a slow disk is not a slow
-server.
+time until the headers are complete however slowly they drip, and judges the body's rate. What counts is
+the useful bytes that a read brought (not chunk extensions or trailers, which a server can send for ever)
+over the time spent in reads: a slow disk on our side is not a slow server.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from typing import Any, Final
 from unlade.errors import UnladeError
 from unlade.model import Deadline
 from unlade.registry.config import RegistryConfig
-from unlade.registry.errors import TooSlow
+from unlade.registry.errors import BadResponse, TooSlow
 
 # How often a blocked read looks at the deadline: a cancel is seen within this time.
 _TICK: Final = 1.0
 # Small reads (headers, chunk sizes) come from this buffer; larger ones go past it, straight to the caller.
 _BUFFER: Final = 64 << 10
+# Chunks of one byte cost five more; a server that sends far more around the content than content is playing.
+# The allowance is above what a single receive can bring before it is counted as content.
+_PADDING: Final = 32 << 20
+_PADDING_RATIO: Final = 64
 # How much a read over TLS collects before it returns.
 _GATHER: Final = 256 << 10
 
@@ -34,7 +38,18 @@ _GATHER: Final = 256 << 10
 class Patience:
     """The limits of one exchange, and how much of them is used up."""
 
-    __slots__ = ("_answer_by", "_got", "_min_rate", "_waited", "_window", "deadline", "url")
+    __slots__ = (
+        "_answer_by",
+        "_entered",
+        "_min_rate",
+        "_raw",
+        "_spent",
+        "_total",
+        "_useful",
+        "_window",
+        "deadline",
+        "url",
+    )
 
     def __init__(self, config: RegistryConfig, deadline: Deadline, url: str) -> None:
         self.deadline = deadline
@@ -42,8 +57,11 @@ class Patience:
         self._min_rate = config.min_rate
         self._window = config.rate_window
         self._answer_by: float | None = None
-        self._got = 0
-        self._waited = 0.0
+        self._entered: float | None = None
+        self._useful = 0
+        self._spent = 0.0
+        self._raw = 0
+        self._total = 0
 
     def await_answer(self, seconds: float) -> None:
         """From now on, the headers must be complete within so many seconds."""
@@ -53,31 +71,53 @@ class Patience:
         """The headers are here; from now on the rate counts."""
         self._answer_by = None
 
+    def enter(self) -> None:
+        """A read of the body begins."""
+        self._entered = time.monotonic()
+
+    def leave(self, useful: int) -> None:
+        """It ends, and brought so many bytes of content."""
+        assert self._entered is not None
+        self._spent += time.monotonic() - self._entered
+        self._useful += useful
+        self._total += useful
+        self._entered = None
+        self._judge_rate()
+
     def tick(self) -> float:
         """The socket timeout for one receive."""
         left = self.deadline.remaining()
         tick = min(_TICK, self._window) if left is None else min(_TICK, self._window, left)
         return max(tick, 0.01)
 
-    def judge(self, waited: float, got: int) -> None:
-        """Account for one receive; raises TooSlow or DeadlineExceeded."""
+    def judge(self, got: int) -> None:
+        """After each receive, or a tick without one; raises TooSlow, BadResponse or DeadlineExceeded."""
         self.deadline.check()
+        self._raw += got
+        now = time.monotonic()
         if self._answer_by is not None:
-            if time.monotonic() > self._answer_by:
+            if now > self._answer_by:
                 raise TooSlow(
                     f"no complete answer in time from {self.url}",
                     next_step="check the registry's health, or allow more time",
                 )
+        elif self._entered is not None:
+            self._spent += now - self._entered
+            self._entered = now
+            self._judge_rate()
+            if self._raw > _PADDING + _PADDING_RATIO * self._total:
+                raise BadResponse(f"{self.url} pads its answer without an end")
+
+    def _judge_rate(self) -> None:
+        if self._spent < self._window:
             return
-        self._got += got
-        self._waited += waited
-        if self._waited >= self._window:
-            if self._got < self._min_rate * self._waited:
-                raise TooSlow(
-                    f"{self.url} sends less than {self._min_rate} bytes a second",
-                    next_step="try again, or use a mirror",
-                )
-            self._got, self._waited = 0, 0.0
+        if self._useful < self._min_rate * self._spent:
+            raise TooSlow(
+                f"{self.url} sends less than {self._min_rate} bytes a second",
+                next_step="try again, or use a mirror",
+            )
+        # A new window: what was fast a minute ago does not excuse now.
+        self._useful, self._spent = 0, 0.0
 
 
 # The patience of the exchange that this thread is making: http.client builds its response object itself and
@@ -127,13 +167,12 @@ class _PatientSocket(io.RawIOBase):
             if tick != self._tick:
                 self._sock.settimeout(tick)  # a system call, though it rarely changes
                 self._tick = tick
-            started = time.monotonic()
             try:
                 got = self._sock.recv_into(buffer)
             except TimeoutError:
-                patience.judge(time.monotonic() - started, 0)
+                patience.judge(0)
                 continue
-            patience.judge(time.monotonic() - started, got)
+            patience.judge(got)
             return got
 
     def _receive_more(self, sock: ssl.SSLSocket, view: memoryview, got: int) -> int:

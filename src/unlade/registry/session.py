@@ -24,6 +24,7 @@ from unlade.registry.credentials import ANONYMOUS, Credential, CredentialSource
 from unlade.registry.errors import NotFound, Unauthorized, UnsafeRedirect
 from unlade.registry.failures import failure
 from unlade.registry.hosts import Host, TLSSettings
+from unlade.registry.keyed import KeyedLocks
 from unlade.registry.origins import Origin, Url, check_next, parse_url
 from unlade.registry.retry import retrying
 from unlade.registry.transport import Answer, Body, Transport
@@ -62,6 +63,7 @@ class Session:
         self._transport = Transport(config)
         self._auth = Authenticator(config, self._transport)
         self._remembered: dict[tuple[str, str], tuple[float, list[Credential]]] = {}
+        self._looking = KeyedLocks()
         self._lock = threading.Lock()
 
     def send(
@@ -105,13 +107,14 @@ class Session:
 
     def candidates(self, registry: str, repository: str) -> list[Credential]:
         """The credentials for a repository, the one that last worked first; empty for anonymous."""
-        now = time.monotonic()
-        with self._lock:
-            known = self._remembered.get((registry, repository))
-            if known is not None and known[0] > now:
-                return list(known[1])
-        found = list(self._credentials.lookup(registry, repository))
-        self._remember(registry, repository, found)
+        found = self._recall(registry, repository)
+        if found is not None:
+            return found
+        with self._looking.held((registry, repository)):
+            found = self._recall(registry, repository)
+            if found is None:
+                found = list(self._credentials.lookup(registry, repository))
+                self._remember(registry, repository, found)
         return found
 
     def acting_for(self, credentials: CredentialSource) -> Session:
@@ -119,12 +122,18 @@ class Session:
         other = copy.copy(self)
         other._credentials = credentials
         other._remembered = {}
+        other._looking = KeyedLocks()
         other._lock = threading.Lock()
         return other
 
     def close(self) -> None:
         """Close idle connections."""
         self._transport.close()
+
+    def _recall(self, registry: str, repository: str) -> list[Credential] | None:
+        with self._lock:
+            known = self._remembered.get((registry, repository))
+        return list(known[1]) if known is not None and known[0] > time.monotonic() else None
 
     def _remember(self, registry: str, repository: str, found: list[Credential]) -> None:
         with self._lock:

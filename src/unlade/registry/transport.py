@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, cast
+from urllib.parse import unquote
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.util import Timeout
+from urllib3.util import Timeout, make_headers, parse_url
 
 from unlade.errors import RegistryError, UnladeError
 from unlade.model import Deadline
@@ -61,6 +62,7 @@ class Answer:
         self.headers: Mapping[str, str] = response.headers
         self.url = url
         self._response = response
+        self._patience = patience
         self._http = cast("http.client.HTTPResponse", cast("Any", response)._fp)
         self._length: int | None = None if self._http.chunked else self._http.length
         # Whether the end of the body can be told from a broken connection.
@@ -80,16 +82,11 @@ class Answer:
         """Fill (part of) the view: at most one receive; 0 at the end. Raises Truncated and Unreachable."""
         if self._done or not view:
             return 0
+        self._patience.enter()
+        got = 0
         try:
-            if self._http.chunked:
-                piece = self._http.read1(len(view))
-                got = len(piece)
-                view[:got] = piece
-            else:
-                if self._left is not None and len(view) > self._left:
-                    view = view[: self._left]
-                # One receive per call: nothing that arrived is lost when the next receive fails.
-                got = cast("Any", self._http.fp).readinto1(view)
+            got = self._receive(view)
+            self._patience.leave(got)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise _translate(error, self.url) from error
@@ -109,6 +106,17 @@ class Answer:
             self._left -= got
             if not self._left:
                 self._finish()
+        return got
+
+    def _receive(self, view: memoryview) -> int:
+        if self._http.chunked:
+            piece = self._http.read1(len(view))
+            view[: len(piece)] = piece
+            return len(piece)
+        if self._left is not None and len(view) > self._left:
+            view = view[: self._left]
+        # One receive per call: nothing that arrived is lost when the next receive fails.
+        got: int = cast("Any", self._http.fp).readinto1(view)
         return got
 
     def read(self, limit: int) -> bytes:
@@ -300,7 +308,12 @@ class Transport:
         }
         if tls is not None:
             options["ssl_context"] = _ssl_context(tls)
-        manager = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+        if proxy:
+            user = parse_url(proxy).auth
+            headers = make_headers(proxy_basic_auth=unquote(user)) if user else None
+            manager: urllib3.PoolManager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+        else:
+            manager = urllib3.PoolManager(**options)
         manager.pool_classes_by_scheme = {"http": _Pool, "https": _TLSPool}
         return manager
 
