@@ -42,7 +42,9 @@ class Process:
             return None
         # The command name may hold spaces and brackets: count fields after the last bracket.
         fields = stat.rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+        # The first thread may be a zombie while others still hold the sockets: gone is when it is alone.
+        gone = fields[0] in "ZX" and int(fields[17]) <= 1
+        return None if gone else cls(pid, int(fields[19]))
 
     @property
     def alive(self) -> bool:
