@@ -1,0 +1,124 @@
+"""The server: a unix socket that the kubelet is told to use, and the threads behind it.
+
+Every call has a thread while it runs. Pulls may take minutes, so they have a queue of their own: at most
+`parallel` run at once, at most `waiting` more wait for their turn, and the threads of all of them together
+are fewer than the server has. So however many pulls there are, a thread is free for Status.
+
+The socket is made under another name and renamed into place, so that a kubelet that starts at the same
+moment finds either the old service or the new one; the kubelet exits when the socket is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+
+from unlade.cri.passthrough import IMAGE_SERVICE, MESSAGE_BYTES, Upstream, connect, passing
+
+# A kubelet with no limit of its own may start a pull for every pod of a full node.
+WAITING_PULLS: Final = 256
+# Calls that are no pulls, at once: a kubelet has a handful, `crictl` and we ourselves a few more.
+_OTHER_CALLS: Final = 64
+# Only root may ask for images: whoever can, can fill the disk.
+_SOCKET_MODE: Final = 0o600
+
+
+class PullQueue:
+    """At most so many pulls at once, at most so many waiting; thread-safe."""
+
+    def __init__(self, parallel: int, waiting: int = WAITING_PULLS) -> None:
+        self.capacity = parallel + waiting
+        self._turns = threading.Semaphore(parallel)
+        self._admitted = threading.Semaphore(self.capacity)
+        self._lock = threading.Lock()
+        self.running = 0
+        self.waiting = 0
+
+    @contextmanager
+    def turn(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Wait for a turn as long as the caller does; ends the call when the queue is full."""
+        if not self._admitted.acquire(blocking=False):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self.capacity} pulls are running or waiting on this node; the kubelet tries again",
+            )
+        try:
+            self._count(waiting=1)
+            try:
+                while not self._turns.acquire(timeout=1.0):
+                    if not context.is_active():
+                        context.abort(
+                            grpc.StatusCode.CANCELLED, "the caller gave up while waiting for its turn"
+                        )
+            finally:
+                self._count(waiting=-1)
+            try:
+                self._count(running=1)
+                yield
+            finally:
+                self._count(running=-1)
+                self._turns.release()
+        finally:
+            self._admitted.release()
+
+    def _count(self, *, running: int = 0, waiting: int = 0) -> None:
+        with self._lock:
+            self.running += running
+            self.waiting += waiting
+
+
+class ImageServer:
+    """Serves the image service on a socket; `close` lets running calls end within a grace."""
+
+    def __init__(self, socket: str, containerd: str, *, parallel_pulls: int = 8) -> None:
+        self._socket = socket
+        self.pulls = PullQueue(parallel_pulls)
+        self._channel = connect(containerd)
+        self.upstream = Upstream(self._channel)
+        self._server = grpc.server(
+            ThreadPoolExecutor(self.pulls.capacity + _OTHER_CALLS, thread_name_prefix="unlade-cri"),
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MESSAGE_BYTES),
+            ],
+        )
+        handlers = self.handlers()
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(IMAGE_SERVICE, handlers),)
+        )
+
+    def handlers(self) -> dict[str, Any]:
+        """What answers each call."""
+        handlers = passing(self.upstream)
+        handlers["PullImage"] = grpc.unary_unary_rpc_method_handler(self.pull)
+        return handlers
+
+    def pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """PullImage, in its turn."""
+        with self.pulls.turn(context):
+            return self.upstream.call("PullImage", request, context)
+
+    def start(self) -> None:
+        """Listen; the socket is in its place when this returns."""
+        directory = os.path.dirname(self._socket)
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        fresh = f"{self._socket}.{os.getpid()}"
+        self._server.add_insecure_port(f"unix://{fresh}")
+        self._server.start()
+        os.chmod(fresh, _SOCKET_MODE)
+        os.rename(fresh, self._socket)
+
+    def wait(self) -> None:
+        """Until the server ends."""
+        self._server.wait_for_termination()
+
+    def close(self, grace: float = 5.0) -> None:
+        """Take no more calls, give running ones their grace; the socket stays for who comes next."""
+        self._server.stop(grace).wait()
+        self._channel.close()
