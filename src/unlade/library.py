@@ -14,7 +14,7 @@ keeps state between calls. Errors are `unlade.errors`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Literal
 
@@ -64,6 +64,10 @@ def deliver(
     pull: PullPolicy | None = "always",
     unpack: Literal["auto", "always", "never"] = "auto",
     only: Sequence[str] = (),
+    as_file: Sequence[str] = (),
+    family: str | None = None,
+    artifact_type: str = "",
+    annotations: Mapping[str, str] | None = None,
     sub_path: str = "",
     referrer: str = "",
     replace: bool = False,
@@ -88,6 +92,10 @@ def deliver(
         pull=pull,
         unpack=unpack,
         only=tuple(only),
+        as_file=tuple(as_file),
+        family=family,
+        artifact_type=artifact_type,
+        annotations=annotations or {},
         sub_path=sub_path,
         referrer=referrer,
     )
@@ -104,6 +112,10 @@ def plan(
     platform: str | Platform | None = None,
     unpack: Literal["auto", "always", "never"] = "auto",
     only: Sequence[str] = (),
+    as_file: Sequence[str] = (),
+    family: str | None = None,
+    artifact_type: str = "",
+    annotations: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> Plan:
     """What references would become: each file, its size, its layer and the rule that puts it there (V16).
@@ -117,6 +129,10 @@ def plan(
         pull="always",
         unpack=unpack,
         only=tuple(only),
+        as_file=tuple(as_file),
+        family=family,
+        artifact_type=artifact_type,
+        annotations=annotations or {},
     )
     with ExitStack() as stack:
         engine = stack.enter_context(Engine(_client(stack, registry, plain_http)))
