@@ -56,6 +56,10 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
         return self.target.encode("latin-1")
 
 
+# Made at import: msgspec must not meet a type for the first time in two threads at once.
+_decode: Final = msgspec.json.Decoder(FileRecord).decode
+
+
 class FileListWriter:
     """Collects records and writes them in batches; call `flush` at the end."""
 
@@ -79,10 +83,9 @@ class FileListWriter:
 
 def read(source: Iterable[bytes]) -> Iterator[FileRecord]:
     """Every record in order, replaced ones included; raises CorruptFileList."""
-    decoder = msgspec.json.Decoder(FileRecord)
     try:
         for line in source:
-            yield decoder.decode(line)
+            yield _decode(line)
     except msgspec.DecodeError as error:
         raise CorruptFileList(
             f"the tree's file list cannot be read: {error}", next_step="remove the tree and pull it again"

@@ -72,14 +72,13 @@ class WorkerPool:
             raise
 
     def close(self) -> None:
-        """End the server and wait for what runs; idempotent."""
+        """End the server and whatever it still runs (their futures raise WorkerDied); idempotent."""
         with self._lock:
             self._closed = True
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        with self._lock:
             if self._server is not None:
                 self._server.end()
                 self._server = None
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> WorkerPool:
         return self

@@ -9,6 +9,7 @@ Used by the writer for images only; in an artifact such names are plain data.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -60,6 +61,28 @@ class Whiteouts:
     def hide(self, path: bytes) -> None:
         """Hide one name of lower layers."""
         self.hidden[self._places.note(path)] = None
+
+    def prune(self) -> None:
+        """Take away directories that were made only to hold whiteouts and are hidden themselves."""
+        implicit = self._places.implicit
+        if not implicit:
+            return
+        hidden = set(self.hidden)
+        gone = [path for path in implicit if path in hidden or _is_below(path, hidden)]
+        for path in sorted(gone, key=lambda path: path.count(b"/"), reverse=True):
+            parent, _, name = path.rpartition(b"/")
+            place = self._places.exact(parent)
+            if place is None:
+                continue
+            self._places.forget_below(path)
+            try:
+                os.rmdir(name, dir_fd=place.fd)
+            except OSError as error:
+                # Something of the layer is in it: it stays, and hides the lower one by being opaque.
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+            else:
+                del implicit[path]
 
     def settle(self, deadline: Deadline) -> Iterator[bytes]:
         """Put them into overlayfs's form; yields the names of the nodes that were made."""

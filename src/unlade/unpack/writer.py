@@ -16,6 +16,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Final
 
+from unlade.errors import UnsafeArchive
 from unlade.kernel import files
 from unlade.kernel.beneath import open_beneath
 from unlade.model.deadline import Deadline
@@ -94,6 +95,10 @@ class Writer:
                 self.close()
         except OSError as error:
             raise cannot_write(error, name or None) from error
+        except UnsafeArchive as error:
+            if name and show(name) not in error.message:
+                error.message += f" (entry {show(name)})"
+            raise
 
     def close(self) -> None:
         """Close every descriptor, putting directories' times back; idempotent."""
@@ -417,6 +422,7 @@ class Writer:
                     errno.ENAMETOOLONG,
                 ):
                     raise
+        self._whiteouts.prune()
         if self._policy.whiteouts == "overlay":
             for path in self._whiteouts.settle(self._deadline):
                 if self._records is not None:
