@@ -1,0 +1,29 @@
+"""containerd as store and tree backend: on a node, what we pull lives there and nowhere else.
+
+`Containerd` is the connection; `ContainerdStore` and `ContainerdTrees` fulfil the protocols of `store` and
+`tree` with its content store and its snapshots; `Artifacts` makes whatever a registry holds mountable by a
+stock kubelet and containerd, and reads back what is there. containerd is the database: nothing of ours has
+to survive beside it. Faces of the node wire this together; `delivery` does the pulling.
+"""
+
+from unlade.containerd import leases
+from unlade.containerd.connection import Containerd
+from unlade.containerd.content import ContainerdStore
+from unlade.containerd.errors import (
+    ContainerdError,
+    ContainerdUnavailable,
+    SnapshotterUnsupported,
+    UnknownHandler,
+)
+from unlade.containerd.snapshots import ContainerdTrees
+
+__all__ = [
+    "Containerd",
+    "ContainerdError",
+    "ContainerdStore",
+    "ContainerdTrees",
+    "ContainerdUnavailable",
+    "SnapshotterUnsupported",
+    "UnknownHandler",
+    "leases",
+]
