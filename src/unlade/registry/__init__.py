@@ -38,6 +38,7 @@ from unlade.registry.errors import (
     WrongContent,
     WrongSubject,
 )
+from unlade.registry.providers import KubeletProviderCredentials
 from unlade.registry.referrers import check_subject
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "HTTPFailure",
     "InvalidCredentials",
     "InvalidHosts",
+    "KubeletProviderCredentials",
     "NoCredentials",
     "NotFound",
     "PlainHTTPRefused",

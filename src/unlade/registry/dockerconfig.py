@@ -14,7 +14,6 @@ import base64
 import json
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -29,6 +28,7 @@ from unlade.registry.credentials import (
     normalise_key,
 )
 from unlade.registry.errors import InvalidCredentials
+from unlade.registry.programs import run
 
 _HELPER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 # Cloud helpers make a request or two; a keychain may ask the user. Beyond this, something hangs.
@@ -202,32 +202,13 @@ def _run_helper(helper: str, verb: str, text: str, *, may_lack: bool = False) ->
             next_step="correct credsStore or credHelpers",
         )
     program = f"docker-credential-{helper}"
-    with tempfile.TemporaryFile() as output:
-        try:
-            done = subprocess.run(
-                [program, verb],
-                input=text.encode(),
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                timeout=_HELPER_SECONDS,
-                check=False,
-            )
-        except FileNotFoundError:
-            raise InvalidCredentials(
-                f"{program} is not installed",
-                next_step="install it, or remove it from the Docker configuration",
-            ) from None
-        except (subprocess.TimeoutExpired, OSError) as error:
-            reason = "took too long" if isinstance(error, subprocess.TimeoutExpired) else str(error.strerror)
-            raise InvalidCredentials(f"{program} {verb}: {reason}", next_step="run it by hand") from None
-        output.seek(0)
-        answer = output.read(_MAX_BYTES)
-    if done.returncode == 0:
-        return answer
-    if may_lack and _HELPER_NOTHING in answer.decode("utf-8", "replace").lower():
+    ran = run([program, verb], text.encode(), seconds=_HELPER_SECONDS)
+    if ran.status == 0:
+        return ran.output
+    if may_lack and _HELPER_NOTHING in ran.output.decode("utf-8", "replace").lower():
         return None
     raise InvalidCredentials(
-        f"{program} {verb} failed with exit status {done.returncode}",
+        f"{program} {verb} failed with exit status {ran.status}",
         next_step=f"run it by hand: echo {'HOST' if verb != 'store' else '…'} | {program} {verb}",
     )
 

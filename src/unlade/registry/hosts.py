@@ -13,10 +13,12 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from unlade.registry.config import RegistryConfig
+from unlade.registry.durations import parse_duration
 from unlade.registry.errors import BadResponse, InvalidHosts
 from unlade.registry.origins import Origin, Url, is_plain_allowed, parse_url
 
@@ -28,9 +30,6 @@ _ALL: Final = frozenset({PULL, RESOLVE, PUSH})
 _API_HOSTS: Final = {"docker.io": "registry-1.docker.io"}
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[\t -~]*", re.ASCII)
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
-_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 # A hosts.toml is written by hand; anything larger is not one.
 _MAX_FILE: Final = 1 << 20
 
@@ -64,39 +63,39 @@ class Host:
 
 def hosts_for(registry: str, config: RegistryConfig) -> tuple[Host, ...]:
     """Mirrors first, upstream last; raises InvalidHosts. Reads files."""
-    for root in config.certs_dirs:
-        for directory in _candidates(root, registry):
-            path = os.path.join(directory, "hosts.toml")
-            if os.path.isfile(path):
-                return _read_hosts_file(path, registry, config)
-            if os.path.isdir(directory):
-                return (_upstream(registry, config, _docker_certs(directory)),)
+    for directory in _candidates(registry, config.certs_dirs):
+        path = os.path.join(directory, "hosts.toml")
+        if os.path.isfile(path):
+            return _read_hosts_file(path, registry, config)
+        if os.path.isdir(directory):
+            return (_upstream(registry, config, _docker_certs(directory)),)
     return (_upstream(registry, config, TLSSettings()),)
 
 
-def _candidates(root: str, registry: str) -> list[str]:
-    """Directory names in containerd's order: `host_port_` (no colon, for picky file systems) before
-    `host:port`.
+def _candidates(registry: str, roots: tuple[str, ...]) -> Iterator[str]:
+    """Directories in containerd's order: `host_port_` (no colon, for picky file systems), then `host:port`.
+
+    `_default` comes after every root's own entry for the registry.
     """
     host, colon, port = registry.rpartition(":")
-    names = [f"{host}_{port}_"] if colon and host else []
-    return [os.path.join(root, name) for name in (*names, registry, "_default")]
+    own = [f"{host}_{port}_"] if colon and host else []
+    for names in ((*own, registry), ("_default",)):
+        for root in roots:
+            for name in names:
+                yield os.path.join(root, name)
 
 
 def _upstream(registry: str, config: RegistryConfig, tls: TLSSettings) -> Host:
     authority = _API_HOSTS.get(registry, registry)
     scheme = "http" if registry in config.plain_http or authority in config.plain_http else "https"
     origin = parse_url(f"{scheme}://{authority}").origin
-    return Host(origin, "/v2", registry, _with_config(tls, origin, config))
+    return Host(origin, "/v2", registry, _with_config(tls, origin, config, registry))
 
 
-def _with_config(tls: TLSSettings, origin: Origin, config: RegistryConfig) -> TLSSettings:
-    insecure = config.insecure_skip_tls_verify
-    return TLSSettings(
-        (*config.ca_files, *tls.ca_files),
-        tls.client_certs,
-        tls.skip_verify or "*" in insecure or origin.authority in insecure,
-    )
+def _with_config(tls: TLSSettings, origin: Origin, config: RegistryConfig, registry: str) -> TLSSettings:
+    # By the host's own name, or by the registry's where that answers at another (docker.io).
+    skip = not config.insecure_skip_tls_verify.isdisjoint({"*", origin.authority, registry})
+    return TLSSettings((*config.ca_files, *tls.ca_files), tls.client_certs, tls.skip_verify or skip)
 
 
 def _docker_certs(directory: str) -> TLSSettings:
@@ -176,12 +175,13 @@ def _host(url_text: str, table: Any, path: str, default: Host, config: RegistryC
             f"{path}: unknown capability {min(capabilities - _ALL)!r}", next_step="use pull, resolve and push"
         )
     mirror = origin.authority != default.origin.authority
+    # A mirror has credentials of its own: the registry's never go there.
+    registry = origin.authority if mirror else default.registry
     return Host(
         origin,
         api,
-        # A mirror has credentials of its own: the registry's never go there.
-        origin.authority if mirror else default.registry,
-        _with_config(tls, origin, config),
+        registry,
+        _with_config(tls, origin, config, registry),
         capabilities,
         _headers(table.get("header", {}), path),
         _duration(table.get("dial_timeout"), path),
@@ -241,9 +241,9 @@ def _headers(value: Any, path: str) -> tuple[tuple[str, str], ...]:
 def _duration(value: Any, path: str) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not _DURATION.fullmatch(value):
+    seconds = parse_duration(value) if isinstance(value, str) else None
+    if seconds is None:
         raise InvalidHosts(f"{path}: dial_timeout {value!r} is not a duration", next_step='write it as "3s"')
-    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
     if not 0 < seconds <= 3600:
         raise InvalidHosts(
             f"{path}: dial_timeout {value!r} is out of range", next_step="use seconds to minutes"

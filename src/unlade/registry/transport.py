@@ -258,6 +258,8 @@ class Transport:
         proxy = self._proxy(origin)
         manager = self._manager(tls if origin.scheme == "https" else None, proxy)
         pool = manager.connection_from_host(origin.host, origin.port, origin.scheme)
+        # For a proxy's answer to CONNECT, the only one that is read before the request is sent.
+        patience.await_answer(connect)
         patience_.set_current(patience)
         try:
             response = pool.urlopen(

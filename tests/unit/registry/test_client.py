@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.httpd import Response
+from tests.fakes.proxy import TunnelProxy
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.scene import REPO, Scene
 from tests.fakes.tls import Authority
 from unlade.errors import InvalidInput
 from unlade.model import Digest, Index, Manifest
 from unlade.model.mediatypes import ACCEPT, OCI_INDEX
-from unlade.registry import NotFound, Registry, TLSFailure, Unreachable
+from unlade.registry import Credential, NotFound, Registry, StaticCredentials, TLSFailure, Unreachable
 
 
 @pytest.fixture
@@ -274,6 +276,18 @@ def test_a_proxy_is_used_except_for_loopback(scene: Scene) -> None:
         assert proxy.requests[0].headers["Host"] == "r.example.test"
 
 
+def test_a_proxy_gets_its_own_credentials_and_no_others(scene: Scene) -> None:
+    with FakeRegistry(address="127.0.0.4") as proxy:
+        proxy.fault(lambda q: Response(200, body=b"{}"))
+        url = proxy.url.replace("://", "://user:p%40ss@")
+        config = replace(scene.config(), proxies={"http": url}, plain_http=frozenset({"r.example.test"}))
+        with Registry(config) as client, pytest.raises(InvalidInput):
+            client.resolve(type(scene.ref)("r.example.test", REPO, "v1"), deadline=scene.deadline())
+        (request,) = proxy.requests
+        assert request.headers["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
+        assert request.authorization is None
+
+
 def test_the_proxy_of_the_environment(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeRegistry(address="127.0.0.4") as proxy:
         proxy.fault(lambda q: Response(200, body=b"{}"))
@@ -287,6 +301,38 @@ def test_the_proxy_of_the_environment(scene: Scene, monkeypatch: pytest.MonkeyPa
             with pytest.raises(Unreachable, match="direct"):
                 client.resolve(type(scene.ref)("direct.example.test", REPO, "v1"), deadline=scene.deadline())
         assert len(proxy.requests) == 1
+
+
+def test_a_registry_with_tls_behind_a_proxy(tmp_path: Path, scene: Scene) -> None:
+    authority = Authority(str(tmp_path))
+    with FakeRegistry(
+        tls=authority.server_context("r.example.test"), users={"u": "p"}, name="r.example.test"
+    ) as server:
+        image = server.put_image(REPO, "v1", [])
+        with TunnelProxy(("127.0.0.1", server.port)) as proxy:
+            url = proxy.url.replace("://", "://me:pw@")
+            config = scene.config(proxies={"https": url}, ca_files=(authority.ca,))
+            with Registry(config, StaticCredentials({server.host: Credential("u", "p")})) as client:
+                for _ in range(2):
+                    ref = server.reference(REPO, "v1")
+                    assert client.resolve(ref, deadline=scene.deadline()).descriptor == image
+            (head,) = proxy.heads
+    assert head.startswith(f"CONNECT {server.host} HTTP/1.")
+    assert "proxy-authorization: basic bwu6chc=" in head.lower()
+    assert "\r\nauthorization" not in head.lower()
+
+
+@pytest.mark.parametrize("how", ["silent", "refuse"])
+def test_a_proxy_that_does_not_let_us_through(scene: Scene, how: str) -> None:
+    began = time.monotonic()
+    with TunnelProxy(
+        ("127.0.0.1", 1), silent=how == "silent", refuse="403 No" if how == "refuse" else ""
+    ) as proxy:
+        config = replace(scene.config(proxies={"https": proxy.url}), connect_timeout=0.5)
+        with Registry(config) as client, pytest.raises(Unreachable):
+            client.resolve(type(scene.ref)("r.example.test", REPO, "v1"), deadline=scene.deadline())
+        assert len(proxy.heads) <= 3
+    assert time.monotonic() - began < 10
 
 
 def test_tls_without_trust_names_the_way_out(tmp_path: Path, scene: Scene) -> None:

@@ -180,6 +180,21 @@ def test_a_registrys_own_directory_goes_before_the_default(tmp_path: Path) -> No
     assert len(hosts_for("s.example", config)) == 2
 
 
+def test_the_default_comes_after_every_directorys_own(tmp_path: Path) -> None:
+    for name in ("first/_default", "second/r.example"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "hosts.toml").write_text(f'[host."https://{name.partition("/")[0]}.example"]')
+    config = RegistryConfig(certs_dirs=(str(tmp_path / "first"), str(tmp_path / "second")))
+    assert str(hosts_for("r.example", config)[0].origin) == "https://second.example"
+    assert str(hosts_for("s.example", config)[0].origin) == "https://first.example"
+
+
+@pytest.mark.parametrize("named", ["docker.io", "registry-1.docker.io", "*"])
+def test_verification_is_turned_off_by_either_name(named: str) -> None:
+    (host,) = hosts_for("docker.io", RegistryConfig(insecure_skip_tls_verify=frozenset({named})))
+    assert host.tls.skip_verify
+
+
 def test_dockers_certificates(tmp_path: Path) -> None:
     directory = tmp_path / "r.example:5000"
     directory.mkdir()
