@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from tests.figures import figure
 from tests.interop.peers import Peers
 from tests.interop.real_registry import RealRegistry
 
@@ -34,9 +35,7 @@ def peak(peers: Peers, *arguments: str | Path) -> int:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, said.decode()[-2000:]
-    if figures := os.environ.get("UNLADE_FIGURES"):
-        with open(figures, "a") as out:
-            out.write(f"peak of {arguments[0]}: {usage.ru_maxrss >> 10} MiB\n")
+    figure(f"push and copy, {SIZE >> 20} MiB blob: {arguments[0]}", usage.ru_maxrss >> 10, "MiB peak")
     return usage.ru_maxrss * 1024
 
 
