@@ -40,7 +40,7 @@ def parse_oci(text: str) -> OciUpstream:
     body = text.removeprefix(SCHEME)
     repository, double, rest = body.partition("//")
     if not double:
-        return OciUpstream(str(Reference.parse(body)) if body else body)
+        return OciUpstream(str(Reference.parse(body)))
     inside, at, digest = rest.partition("@")
     tag = ""
     head, slash, last = inside.rpartition("/")

@@ -118,8 +118,9 @@ class Sources:
                 self._store = None
                 self._engine.close()
                 self._engine = Engine(self.registry, None, jobs=1)
-        self._engine.deliver(
-            Request(references=(pinned,), destination=Directory(path), pull="missing"),
-            deadline=self.deadline,
-            progress=self.progress,
-        )
+        request = Request(references=(pinned,), destination=Directory(path), pull="missing")
+        _, found = self._engine.plan(request, deadline=self.deadline)
+        if len(found[0].manifest.layers) == 1:
+            # One layer has nothing to white out: the stricter rules of artifacts apply to it.
+            request = replace(request, family="kpt")
+        self._engine.deliver(request, deadline=self.deadline, progress=self.progress)

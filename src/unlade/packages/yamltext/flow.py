@@ -23,6 +23,11 @@ class Unsupported(Exception):
     """Valid or not, this reader does not take it: ask ruamel.yaml."""
 
 
+def too_deep() -> YamlSyntaxError:
+    """The error for nesting beyond MAX_DEPTH; the general loader is not asked, it recurses as well."""
+    return YamlSyntaxError(f"nested more than {MAX_DEPTH} deep")
+
+
 def close_quote(text: str, start: int, quote: str) -> int:
     """Where a quoted scalar that was opened before start ends, or -1 when it goes on."""
     at = start
@@ -64,7 +69,7 @@ class FlowReader:
 
     def node(self, at: int, depth: int) -> tuple[Node, int]:
         if depth > MAX_DEPTH:
-            raise Unsupported("nested too deeply")
+            raise too_deep()
         text = self.text
         first = text[at]
         if first == "{":

@@ -21,12 +21,15 @@ from unlade.packages.yamltext.flow import (
     Unsupported,
     YamlSyntaxError,
     close_quote,
+    too_deep,
 )
 from unlade.packages.yamltext.nodes import Alias, Document, Entry, Item, Map, Node, Scalar, Seq
 from unlade.packages.yamltext.scalars import decode_double, decode_with_ruamel, is_null_text
 
 # One file of a package; the API server takes objects of at most 1.5 MiB.
 MAX_FILE = 16 * 1024 * 1024
+# What is handed to the general loader, which is a hundred times slower.
+MAX_NORMALISED = 1024 * 1024
 
 _KEY = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'"""
@@ -83,7 +86,7 @@ class _Reader:
         """A node that starts on its own line at or beyond this column."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            self.fail("nested too deeply")
+            raise too_deep()
         line = self.lines[at]
         content = line.lstrip(" ")
         indent = len(line) - len(content)
@@ -221,7 +224,7 @@ class _Reader:
     def deeper(self) -> None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            self.fail("nested too deeply")
+            raise too_deep()
 
     def key(self, raw: str) -> Scalar:
         if raw[0] == '"':
@@ -541,21 +544,25 @@ def _normalised(text: str) -> str:
     yaml.width = 1 << 30
     out = StringIO()
     data = yaml.load(text)
-    _block_style(data)
+    _block_style(data, set())
     yaml.dump(data, out)
     return out.getvalue()
 
 
-def _block_style(data: object) -> None:
+def _block_style(data: object, seen: set[int]) -> None:
+    """Block style throughout; aliased parts once, because aliases multiply what is walked."""
+    if id(data) in seen:
+        return
+    seen.add(id(data))
     setter = getattr(data, "fa", None)
     if setter is not None:
         setter.set_block_style()
     if isinstance(data, dict):
         for value in data.values():
-            _block_style(value)
+            _block_style(value, seen)
     elif isinstance(data, list):
         for value in data:
-            _block_style(value)
+            _block_style(value, seen)
 
 
 def parse_documents(text: str, *, name: str = "document") -> list[Document]:
@@ -589,6 +596,10 @@ def parse_documents(text: str, *, name: str = "document") -> list[Document]:
 
 
 def _by_ruamel(separator: str, piece: str, name: str, reason: str) -> Document:
+    if len(piece) > MAX_NORMALISED:
+        raise YamlSyntaxError(
+            f"{name}: this YAML cannot be read ({reason})", next_step="write it in plain block style"
+        )
     try:
         rewritten = _normalised(piece)
     except (YAMLError, RecursionError, ValueError, NotImplementedError, AssertionError) as error:
