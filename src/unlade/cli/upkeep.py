@@ -36,7 +36,7 @@ def gc(settings: Settings, *, keep_recent: float, dry_run: bool, output: str) ->
         report = collect(
             store,
             keep_recent=keep_recent,
-            mounted={entry.path for entry in read_table()},
+            mounted=[entry.path for entry in read_table()],
             dry_run=dry_run,
             deadline=settings.deadline(),
         )

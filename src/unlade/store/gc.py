@@ -33,7 +33,7 @@ from unlade.store.layout import from_file_name
 from unlade.store.removal import blob_lock, empty_trash, forget, free_names, hide_data
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
     from sqlite3 import Connection
 
     from unlade.store.dirstore import DirStore
@@ -69,14 +69,14 @@ def collect(
     store: DirStore,
     *,
     keep_recent: float = 0.0,
-    mounted: Collection[bytes] | None = None,
+    mounted: Sequence[bytes] | None = None,
     dry_run: bool = False,
     deadline: Deadline | None = None,
 ) -> GCReport:
     """Remove every object that nothing refers to, dead leases, old partials and files without a record.
 
     `keep_recent` spares objects younger than that many seconds. `mounted` are the mount points that
-    exist now, to drop the records of mounts that do not; without it every mount record counts.
+    exist now, one for each mount, to drop the records of mounts that do not; without it every record counts.
     """
     deadline = deadline or Deadline.never()
     now = time.time()

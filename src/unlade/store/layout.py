@@ -141,14 +141,18 @@ def replace_file(path: Path, data: bytes, *, temporary: Path) -> None:
 
     The caller makes sure that nobody else uses the temporary path at the same time.
     """
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    failpoints.reach("store.layout.file-synced")
-    os.rename(temporary, path)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        failpoints.reach("store.layout.file-synced")
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     failpoints.reach("store.layout.file-renamed")
     sync_directory(path.parent)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,18 @@ class Mounts:
                 for where, tree, created, owner in rows
             ]
 
-    def reconcile(self, mounted: Collection[bytes]) -> list[MountRecord]:
-        """Drop records that are not so: `mounted` are the mount points of this namespace. Returns them."""
+    def reconcile(self, mounted: Sequence[bytes]) -> list[MountRecord]:
+        """Drop records that are not so, and return them.
+
+        `mounted` are the mount points of this namespace, one for each mount: a mount point that occurs
+        twice has two mounts on top of each other, and the two newest of its records are believed.
+        """
         with self._database.read() as connection:
-            rows = connection.execute("SELECT mountpoint, tree, created, owner, boot, namespace FROM mounts")
-            suspects = [row for row in rows if self._is_gone(row, mounted)]
+            rows = connection.execute(
+                "SELECT mountpoint, tree, created, owner, boot, namespace FROM mounts ORDER BY created DESC"
+            ).fetchall()
+        left = Counter(mounted)
+        suspects = [row for row in rows if self._is_gone(row, left)]
         dropped = []
         for where, tree, created, owner, _, _ in suspects:
             with self._database.write() as connection:
@@ -111,21 +119,20 @@ class Mounts:
                     (where, tree, created, owner),
                 ).rowcount
                 if gone:
-                    connection.execute(
-                        "DELETE FROM edges WHERE parent = ?", (_name(where, Digest.parse(tree)),)
-                    )
-                    dropped.append(
-                        MountRecord(unquote_to_bytes(where), Digest.parse(tree), created, bool(owner))
-                    )
+                    key = Digest.parse(tree)
+                    connection.execute("DELETE FROM edges WHERE parent = ?", (_name(where, key),))
+                    dropped.append(MountRecord(unquote_to_bytes(where), key, created, bool(owner)))
         return dropped
 
-    def _is_gone(self, row: tuple[str, str, float, str, str, str], mounted: Collection[bytes]) -> bool:
+    def _is_gone(self, row: tuple[str, str, float, str, str, str], left: Counter[bytes]) -> bool:
         where, _, _, owner, its_boot, its_namespace = row
         if its_boot != boot():
             return True
-        if owner and OwnerLock.alive(self._owners, owner):
+        if its_namespace != namespace() or (owner and OwnerLock.alive(self._owners, owner)):
             return False
-        return its_namespace == namespace() and unquote_to_bytes(where) not in mounted
+        point = unquote_to_bytes(where)
+        left[point] -= 1
+        return left[point] < 0
 
 
 def boot() -> str:

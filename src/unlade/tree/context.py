@@ -81,7 +81,6 @@ class _Context:
         self._writer = writer
         self._deadline = deadline
         self._implicit = frozenset(unpacked.implicit_dirs)
-        self._hidden = frozenset(unpacked.whiteouts)
         # Times of the layer's own directories, to be put back after names were added to them.
         self._times: dict[bytes, tuple[int, int]] = {}
 

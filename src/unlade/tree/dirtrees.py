@@ -1,7 +1,7 @@
 """Trees in the directory of a `DirStore`: `.unlade/trees/<key>/root`, and beside it the file list.
 
 A staging lies in `.unlade/staging/<key>` and belongs to whoever holds the key's lock; what a dead process
-left there is thrown away. Commit: one syncfs for the whole tree, rename, fsync of the directory, record.
+left there is thrown away. Commit: one sync for the whole tree, rename, fsync of the directory, record.
 The descriptor that is synced was opened before the first byte was written, because the kernel reports
 write-back errors only to descriptors older than they are. A stack of layers has a record and no directory.
 Removing: the record, then a rename into the trash under the key's lock, then the slow part outside it.
@@ -22,7 +22,6 @@ from typing import BinaryIO
 import msgspec
 
 from unlade.kernel import failpoints
-from unlade.kernel.files import syncfs
 from unlade.model import Deadline, Digest
 from unlade.store import DirStore, Lease
 from unlade.store.failure import NotInStore, explaining
@@ -32,6 +31,7 @@ from unlade.store.removal import delete_object, empty_trash, tree_lock
 from unlade.tree.attributes import copy_attributes
 from unlade.tree.listing import Listing
 from unlade.tree.merge import merge_into
+from unlade.tree.sync import sync_tree
 from unlade.tree.trees import Scratch, Tree, TreeKey
 from unlade.unpack.policy import Unpacked
 
@@ -54,6 +54,10 @@ class TreeDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     files: str = ""
 
 
+# Made at import: msgspec must not meet a type for the first time in two threads at once.
+decode_detail = msgspec.json.Decoder(TreeDetail).decode
+
+
 class DirStaging:
     """See `Staging`; made by DirTrees.stage, which holds the key's lock around it."""
 
@@ -69,7 +73,7 @@ class DirStaging:
         self._merged: Listing | None = None
         self._scratch: list[Scratch] = []
         self.path = self._home / "root"
-        self.dirfd = -1
+        self.dirfd = self._home_fd = -1
         self.files_out: BinaryIO = io.BytesIO()
         if existing:
             return
@@ -78,6 +82,7 @@ class DirStaging:
             # 0755 as for the root of an image without an entry of its own, whatever our umask.
             self.path.mkdir()
             self.path.chmod(0o755)
+            self._home_fd = os.open(self._home, _DIRECTORY)
             self.files_out = open(self._home / "files", "w+b")  # noqa: SIM115 - closed by `close`
             self.dirfd = os.open(self.path, _DIRECTORY)
         failpoints.reach("tree.stage.made")
@@ -156,8 +161,9 @@ class DirStaging:
         self._scratch.clear()
         if self.dirfd >= 0:
             os.close(self.dirfd)
+            os.close(self._home_fd)
             self.files_out.close()
-            self.dirfd = -1
+            self.dirfd = self._home_fd = -1
 
     def _commit(
         self, key: TreeKey, size: int, entries: int, layers: Sequence[TreeKey], has_root: bool
@@ -208,7 +214,7 @@ class DirStaging:
         for scratch in self._scratch:
             layout.discard(scratch.path.parent)
         failpoints.reach("tree.commit.complete")
-        syncfs(self.dirfd)
+        sync_tree(self._home_fd)
         failpoints.reach("tree.commit.synced")
         # A directory without a record was renamed when the power went; ours is known to be whole.
         layout.discard(layout.tree(key))
@@ -233,7 +239,7 @@ class DirTrees:
             row = connection.execute(
                 "SELECT size, detail FROM objects WHERE name = ?", (f"t:{key}",)
             ).fetchone()
-        return self._tree(key, row[0], msgspec.json.decode(row[1], type=TreeDetail)) if row else None
+        return self._tree(key, row[0], decode_detail(row[1])) if row else None
 
     def detail(self, key: TreeKey) -> TreeDetail:
         """What a tree's record says; raises NotInStore."""
@@ -241,7 +247,7 @@ class DirTrees:
             row = connection.execute("SELECT detail FROM objects WHERE name = ?", (f"t:{key}",)).fetchone()
         if row is None:
             raise _missing(key)
-        return msgspec.json.decode(row[0], type=TreeDetail)
+        return decode_detail(row[0])
 
     @contextmanager
     def stage(

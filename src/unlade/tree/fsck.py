@@ -22,7 +22,7 @@ from unlade.model import Deadline, Digest
 from unlade.store import DirStore
 from unlade.store.fsck import Problem, check_blobs, check_database, check_records, quarantine
 from unlade.tree.attributes import is_whiteout, open_directory, open_file
-from unlade.tree.dirtrees import DirTrees, TreeDetail
+from unlade.tree.dirtrees import DirTrees, TreeDetail, decode_detail
 from unlade.tree.listing import Listing
 from unlade.unpack.filelist import FileRecord
 
@@ -77,7 +77,7 @@ def _all_trees(store: DirStore) -> Iterator[tuple[Digest, TreeDetail | str]]:
         ).fetchall()
     for name, text in rows:
         try:
-            yield Digest.parse(name[2:]), msgspec.json.decode(text, type=TreeDetail)
+            yield Digest.parse(name[2:]), decode_detail(text)
         except msgspec.DecodeError as error:
             yield Digest.parse(name[2:]), f"its record cannot be read: {error}"
 

@@ -88,6 +88,7 @@ class _Merge:
         self._src = _Side(src_fd)
         self._unpacked = unpacked
         self._deadline = deadline
+        self._implicit = frozenset(unpacked.implicit_dirs)
         self._own: set[bytes] = set()
 
     def run(self) -> None:
@@ -117,15 +118,12 @@ class _Merge:
 
     def _hide(self) -> None:
         for path in self._unpacked.opaques:
-            fd = self._dst.open(path)
-            if fd is not None:
-                try:
-                    for child in os.listdir(fd):
-                        self._remove(fd, path, os.fsencode(child))
-                finally:
-                    os.close(fd)
+            self._empty(path)
         for path in (*self._unpacked.whiteouts, *self._unpacked.skipped):
             self._deadline.check()
+            if path in self._implicit and self._empty(path):
+                # Hidden and passed through by the same layer: as if opaque, it keeps its attributes.
+                continue
             parent, _, name = path.rpartition(b"/")
             fd = self._dst.open(parent)
             if fd is not None:
@@ -134,13 +132,24 @@ class _Merge:
                 finally:
                     os.close(fd)
 
+    def _empty(self, path: bytes) -> bool:
+        """Remove all that a directory holds; False when there is no such directory."""
+        fd = self._dst.open(path)
+        if fd is None:
+            return False
+        try:
+            for child in os.listdir(fd):
+                self._remove(fd, path, os.fsencode(child))
+        finally:
+            os.close(fd)
+        return True
+
     def _join(self) -> None:
-        implicit = frozenset(self._unpacked.implicit_dirs)
         todo = [b""]
         while todo:
             self._deadline.check()
             path = todo.pop()
-            if path not in implicit:
+            if path not in self._implicit:
                 self._own.add(path)
             with self._src.opened(path) as source, self._dst.opened(path) as target:
                 for child in os.listdir(source):

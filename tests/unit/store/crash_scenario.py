@@ -72,12 +72,12 @@ def live(store: DirStore) -> None:
         with store.mounts.mounting(POINT, STACK):
             pass
     remove_image(store, "r.test/app:v1", "kata")
-    collect(store, mounted={POINT})
+    collect(store, mounted=[POINT])
     store.mounts.remove(POINT)
     leave_strays(store)
     with DirStore(store.path):
         pass
-    collect(store, mounted=set())
+    collect(store, mounted=[])
 
 
 def leave_strays(store: DirStore) -> None:

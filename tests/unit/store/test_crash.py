@@ -84,7 +84,7 @@ def test_killed_anywhere_it_is_sound_and_the_retry_succeeds(tmp_path: Path) -> N
         assert again.returncode == 0, f"retry after {mode} {point}: {again.stderr}"
         with DirStore(path) as store:
             assert fsck(store) == [], f"after the retry of {mode} {point}"
-            collect(store, mounted=set())
+            collect(store, mounted=[])
             assert garbage(store) == []
             for place in (store.layout.staging, store.layout.trash, store.layout.locks):
                 assert os.listdir(place) == [], f"left by {mode} {point}"

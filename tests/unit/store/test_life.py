@@ -158,7 +158,7 @@ class Life(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def gc(self, who: int) -> None:
         store = self.processes[who].store
-        collect(store, mounted=set(self.mounts))
+        collect(store, mounted=list(self.mounts))
         with store.database.read() as connection:
             left = {row[0] for row in connection.execute("SELECT name FROM objects")}
         assert left == self.needed()

@@ -42,11 +42,11 @@ def test_a_mounted_tree_stays(store: DirStore) -> None:
     with store.mounts.mounting(POINT, TREE):
         assert [(record.mountpoint, record.mounting) for record in store.mounts.all()] == [(POINT, True)]
     assert [(record.mountpoint, record.mounting) for record in store.mounts.all()] == [(POINT, False)]
-    collect(store, mounted={POINT})
+    collect(store, mounted=[POINT])
     assert DirTrees(store).find(TREE)
     assert store.mounts.remove(POINT)
     assert not store.mounts.remove(POINT)
-    collect(store, mounted=set())
+    collect(store, mounted=[])
     assert DirTrees(store).find(TREE) is None
 
 
@@ -65,7 +65,7 @@ def test_a_missing_tree_is_not_mounted(store: DirStore) -> None:
 def test_the_mount_table_is_believed(store: DirStore) -> None:
     with store.mounts.mounting(POINT, TREE):
         pass
-    report = collect(store, mounted=set())
+    report = collect(store, mounted=[])
     assert report.mounts == 1
     assert DirTrees(store).find(TREE) is None
 
@@ -79,10 +79,10 @@ def test_without_a_mount_table_every_record_counts(store: DirStore) -> None:
 
 def test_a_mount_in_the_making_is_not_in_the_table_yet(store: DirStore) -> None:
     with store.mounts.mounting(POINT, TREE):
-        assert store.mounts.reconcile(set()) == []
+        assert store.mounts.reconcile([]) == []
         with DirStore(store.path) as other:
-            assert other.mounts.reconcile(set()) == []
-            collect(other, mounted=set())
+            assert other.mounts.reconcile([]) == []
+            collect(other, mounted=[])
     assert DirTrees(store).find(TREE)
 
 
@@ -95,8 +95,8 @@ def test_a_mount_that_its_maker_did_not_live_to_see(store: DirStore, point: str)
     )
     assert maker.returncode == -signal.SIGKILL
     assert [record.mounting for record in store.mounts.all()] == [True]
-    assert store.mounts.reconcile({b"/mnt"}) == [], "it was mounted before its maker died"
-    assert [record.mountpoint for record in store.mounts.reconcile(set())] == [b"/mnt"]
+    assert store.mounts.reconcile([b"/mnt"]) == [], "it was mounted before its maker died"
+    assert [record.mountpoint for record in store.mounts.reconcile([])] == [b"/mnt"]
 
 
 def test_other_namespaces_are_not_judged_but_other_boots_are(store: DirStore) -> None:
@@ -106,14 +106,25 @@ def test_other_namespaces_are_not_judged_but_other_boots_are(store: DirStore) ->
     with store.database.write() as connection:
         connection.execute("UPDATE mounts SET namespace = 'mnt:[1]' WHERE tree = ?", (str(TREE),))
         connection.execute("UPDATE mounts SET boot = 'earlier' WHERE tree = ?", (str(OTHER),))
-    assert [record.tree for record in store.mounts.reconcile(set())] == [OTHER]
+    assert [record.tree for record in store.mounts.reconcile([])] == [OTHER]
 
 
 def test_two_trees_on_one_mount_point(store: DirStore) -> None:
     for tree in (TREE, OTHER):
         with store.mounts.mounting(POINT, tree):
             pass
-    collect(store, mounted={POINT})
+    collect(store, mounted=[POINT, b"/", POINT])
     assert DirTrees(store).find(TREE) and DirTrees(store).find(OTHER)
     store.mounts.remove(POINT)
     assert [record.tree for record in store.mounts.all()] == [TREE]
+
+
+def test_a_mount_point_that_was_used_again_counts_for_the_newest(store: DirStore) -> None:
+    """Unmounted behind our back, then mounted with something else."""
+    for tree in (TREE, OTHER):
+        with store.mounts.mounting(POINT, tree):
+            pass
+    assert [record.tree for record in store.mounts.reconcile([POINT])] == [TREE]
+    collect(store, mounted=[POINT])
+    assert DirTrees(store).find(TREE) is None
+    assert DirTrees(store).find(OTHER)
