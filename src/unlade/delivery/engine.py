@@ -115,6 +115,19 @@ class Engine:
         """Carry out the request; on any error nothing of it is visible."""
         deadline = deadline or Deadline.never()
         plan, found = self.plan(request, deadline=deadline)
+        return self.carry_out(plan, found, request, deadline=deadline, progress=progress)
+
+    def carry_out(
+        self,
+        plan: Plan,
+        found: Sequence[Found],
+        request: Request,
+        *,
+        deadline: Deadline | None = None,
+        progress: Progress = silent,
+    ) -> Delivered:
+        """Deliver what `plan` gave for this request, without resolving anything again."""
+        deadline = deadline or Deadline.never()
         context = Context([one.reference for one in found], deadline, progress)
         destination = request.destination
         if isinstance(destination, Directory):
@@ -251,10 +264,11 @@ class Engine:
         key = plan.key(_form(stacked=self._stackable(plan)))
         tree = trees.find(key, lease=lease)
         cached = tree is not None
+        if request.keep_blobs:
+            # The record will say that every blob is there: the config too, and also when the tree was.
+            for one in found:
+                self._ingest_all([one.manifest.config, *one.manifest.layers], one, lease, context)
         if tree is None:
-            if request.keep_blobs:
-                for one in found:
-                    self._ingest_all(one.manifest.layers, one, lease, context)
             with trees.stage(key, lease=lease, deadline=context.deadline) as staging:
                 cached = staging.existing is not None
                 tree = staging.existing or self._make_tree(staging, plan, found, lease, context)
