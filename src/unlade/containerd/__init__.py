@@ -7,6 +7,7 @@ to survive beside it. Faces of the node wire this together; `delivery` does the 
 """
 
 from unlade.containerd import leases
+from unlade.containerd.artifacts import Artifacts, Recovered
 from unlade.containerd.connection import Containerd
 from unlade.containerd.content import ContainerdStore
 from unlade.containerd.errors import (
@@ -15,14 +16,23 @@ from unlade.containerd.errors import (
     SnapshotterUnsupported,
     UnknownHandler,
 )
+from unlade.containerd.handlers import Handler, Handlers, PullOptions
+from unlade.containerd.records import ArtifactImage, ImageTuple
 from unlade.containerd.snapshots import ContainerdTrees
 
 __all__ = [
+    "ArtifactImage",
+    "Artifacts",
     "Containerd",
     "ContainerdError",
     "ContainerdStore",
     "ContainerdTrees",
     "ContainerdUnavailable",
+    "Handler",
+    "Handlers",
+    "ImageTuple",
+    "PullOptions",
+    "Recovered",
     "SnapshotterUnsupported",
     "UnknownHandler",
     "leases",

@@ -1,0 +1,103 @@
+"""Runtime handlers as this node has them, and the options a pull may carry.
+
+A handler decides two things about an image: the platform whose entry of an index is meant (R3), and the
+snapshotter that must hold it (R6). The node's configuration names every handler; an unknown one is refused
+rather than taken for the default, as containerd would do (R2). What containerd is asked for is decided by
+(reference, handler, options), so options have a fingerprint that is part of a record's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from unlade.containerd.errors import UnknownHandler
+from unlade.errors import InvalidInput
+from unlade.model import Platform
+
+DEFAULT_SNAPSHOTTER = "overlayfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One runtime handler: what its guests are, and where their images must be."""
+
+    name: str
+    platform: Platform
+    snapshotter: str = DEFAULT_SNAPSHOTTER
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """The handlers of a node."""
+
+    default: str
+    known: Mapping[str, Handler]
+
+    def __post_init__(self) -> None:
+        if self.default not in self.known:
+            raise InvalidInput(
+                f"the default runtime handler {self.default!r} is not among the node's handlers",
+                next_step="correct the node's configuration",
+            )
+
+    @classmethod
+    def single(
+        cls,
+        name: str = "runc",
+        platform: Platform | None = None,
+        snapshotter: str = DEFAULT_SNAPSHOTTER,
+    ) -> Handlers:
+        """A node with one handler, for the host's own platform unless told."""
+        return cls(name, {name: Handler(name, platform or Platform.host(), snapshotter)})
+
+    def resolve(self, name: str) -> Handler:
+        """The handler of this name, the default for an empty one; raises UnknownHandler."""
+        found = self.known.get(name or self.default)
+        if found is None:
+            raise UnknownHandler(
+                f"the runtime handler {name!r} is not configured on this node",
+                next_step=f"use one of {', '.join(sorted(self.known))}, or configure it on the node",
+            )
+        return found
+
+    def snapshotters(self) -> frozenset[str]:
+        """Every snapshotter that some handler uses."""
+        return frozenset(handler.snapshotter for handler in self.known.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """What the caller wants otherwise than the rules would (V19); the names are those of `Request`."""
+
+    unpack: Literal["auto", "always", "never"] = "auto"
+    only: tuple[str, ...] = ()
+    as_file: tuple[str, ...] = ()
+    family: str | None = None
+    artifact_type: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    referrer: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for beyond the reference."""
+        return self == PullOptions()
+
+    def fingerprint(self) -> str:
+        """Tells options apart in a record's key; empty when there are none."""
+        if self.plain:
+            return ""
+        asked = {
+            "unpack": self.unpack,
+            "only": sorted(set(self.only)),
+            "as_file": list(self.as_file),
+            "family": self.family,
+            "artifact_type": self.artifact_type,
+            "annotations": dict(sorted(self.annotations.items())),
+            "referrer": self.referrer,
+        }
+        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]
