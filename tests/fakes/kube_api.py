@@ -50,6 +50,7 @@ class Request:
     query: dict[str, str]
     body: Object | None
     accept: str
+    authorization: str
     at: float
 
     @property
@@ -262,7 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
         accept = self.headers.get("Accept", "")
-        request = Request(self.command, parts.path, query, body, accept, time.monotonic())
+        authorization = self.headers.get("Authorization", "")
+        request = Request(self.command, parts.path, query, body, accept, authorization, time.monotonic())
         self.fake.requests.append(request)
         try:
             answer = self.fake.fault(request) or self._answer(request)

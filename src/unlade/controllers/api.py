@@ -9,9 +9,11 @@ whether and when to try again.
 Invariant: nothing but `ApiError` leaves this module for a failed request.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import urllib3
@@ -26,6 +28,7 @@ JSON = "application/json"
 METADATA_ONLY = "application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
 
 CONNECT_TIMEOUT = 10.0  # a healthy API server accepts in milliseconds; a dead one must not hold a worker
+FRESH = 10.0  # credentials are looked at again after so long: far less than any token's overlap
 CALL_TIMEOUT = 32.0  # the API server's own limit for an admission chain is 30 s: let it answer first
 
 
@@ -73,6 +76,9 @@ class ApiServer:
     ) -> None:
         self.client = client
         self._observe = observe
+        self._lock = threading.Lock()
+        self._credentials: dict[str, str] = {}
+        self._credentials_until = 0.0
 
     def request(
         self,
@@ -85,21 +91,22 @@ class ApiServer:
         content_type: str = JSON,
         read_timeout: float = CALL_TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
-        """The answer with its body unread (the caller reads or closes it). Raises ApiError from 400 up."""
+        """The answer with its body unread (the caller reads or closes it). Raises ApiError from 300 up."""
         started = time.monotonic()
         headers = {"Accept": accept}
         if body is not None:
             headers["Content-Type"] = content_type
         status = 0
         try:
-            method, url, headers, _body, _post = self.client.param_serialize(
-                verb, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
-            )
+            headers.update(self._authorization())
+            url = f"{self.client.configuration.host}{path}{'?' if query else ''}{urlencode(query)}"
             answer = self.client.call_api(
-                method, url, headers, body=body, _request_timeout=(CONNECT_TIMEOUT, read_timeout)
+                verb, url, headers, body=body, _request_timeout=(CONNECT_TIMEOUT, read_timeout)
             ).response
             status = answer.status
-            if status >= 400:
+            if status == 401:
+                self._credentials_until = 0.0  # a token that was replaced: ask for the new one at once
+            if status >= 300:
                 raise _refusal(answer)
         except (urllib3.exceptions.HTTPError, OSError, kube.ApiException) as error:
             raise unanswered(verb, path, error) from error
@@ -117,6 +124,21 @@ class ApiServer:
             raise unanswered(verb, path, error) from error
         return data
 
+    def _authorization(self) -> dict[str, str]:
+        """The client's own headers, credentials included, as they were at most FRESH seconds ago.
+
+        The client refreshes tokens and plugins' credentials on each call, by writing to its configuration
+        and not thread-safely: hence one caller at a time, and not for every request.
+        """
+        with self._lock:
+            if time.monotonic() >= self._credentials_until:
+                made = self.client.param_serialize(
+                    "GET", "/", header_params={}, query_params=[], auth_settings=["BearerToken"]
+                )
+                self._credentials = made[2]
+                self._credentials_until = time.monotonic() + FRESH
+            return self._credentials
+
     def close(self) -> None:
         """Drops the idle connections."""
         self.client.close()
@@ -132,7 +154,7 @@ def unanswered(verb: str, path: str, error: BaseException) -> ApiError:
 
 
 def _refusal(answer: urllib3.BaseHTTPResponse) -> ApiError:
-    """The error an answer from 400 up stands for; proxies in between may answer with anything."""
+    """The error an answer from 300 up stands for; proxies in between may answer with anything."""
     data = answer.data
     try:
         status = STATUS.decode(data)
