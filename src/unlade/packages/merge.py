@@ -426,7 +426,7 @@ class FieldMerge:
     # -- lists with keys ----------------------------------------------------------------------
 
     def _inferred(self, nodes: Nodes, path: str) -> tuple[str, ...] | None:
-        """The Kptfile's lists: by name when every element of every side has one."""
+        """The Kptfile's lists: by name where elements have one; sides that disagree on that cannot merge."""
         lists = [node for node in nodes if isinstance(node, Seq)]
         named = [
             all(isinstance(item.value, Map) and item.value.get("name") is not None for item in node.items)
@@ -434,11 +434,14 @@ class FieldMerge:
         ]
         if not any(named):
             return None
-        if not all(flag for flag, node in zip(named, lists, strict=True) if node.items):
-            raise KindClash(
-                f"{path}: some elements have a name and some have none, so they cannot be matched",
-                next_step="name every element, or none",
-            )
+        by_name = False
+        for flag, node in zip(named, lists, strict=True):
+            if by_name and not flag:
+                raise KindClash(
+                    f"{path}: elements had names on one side and have none on a later one",
+                    next_step="name every element, or none",
+                )
+            by_name = by_name or (flag and bool(node.items))
         return ("name",)
 
     def _keyed(

@@ -3,14 +3,17 @@
 case(seed) is a pure function of its seed: base, local and upstream files of one small package. The local
 side is written as a user would leave it after `get` (marks included only where a rename needs them: update
 adds the others). Edits cover values, deletions, additions, nulls, quoting, comments, order, keyed lists and
-their odd keys, whole documents, files that are not KRM, and the Kptfile. What makes kpt fail is left to
-error_case(), because one failure aborts a whole bundle.
+their odd keys, whole documents, files that are not KRM, and the Kptfile; from NESTED on also sub-packages of
+the package. What makes kpt fail is left out, because one failure aborts a whole bundle: the outcome table
+has those cases.
 """
 
 import copy
 import random
 from dataclasses import dataclass, field
 
+# Seeds from here on have sub-packages of their own.
+NESTED = 2000
 WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma")
 # Plain scalars that YAML 1.1 and 1.2 readers, or kpt's quoting, treat differently.
 ODD = (
@@ -500,4 +503,34 @@ def case(seed: int) -> Case:
         mine = state if side is made.base or keep else _edit_state(rng, state)
         side["Kptfile"] = kptfile(random.Random(values if rng.random() < 0.7 else rng.random()), name, mine)
     _plain_files(rng, made)
+    if seed >= NESTED:
+        for directory in ("inner", "inner/deep", "zone")[: rng.randrange(1, 4)]:
+            _nested(rng, made, directory)
     return made
+
+
+def _nested(rng: random.Random, made: Case, directory: str) -> None:
+    """A sub-package: kept, edited, deleted or (by one side only: both is an error) added."""
+    parent = directory.rpartition("/")[0]
+    files: Files = {
+        f"{directory}/n.yaml": [resource(rng, f"n{index}") for index in range(rng.randrange(1, 3))]
+    }
+    in_base = rng.random() < 0.8 and (not parent or f"{parent}/Kptfile" in made.base)
+    added_by = rng.choice(("local", "upstream", "neither"))
+    for name, side in (("base", made.base), ("local", made.local), ("upstream", made.upstream)):
+        if parent and f"{parent}/Kptfile" not in side:
+            continue
+        mine = copy.deepcopy(files)
+        if name != "base":
+            if not in_base and name != added_by:
+                continue
+            roll = rng.random()
+            if in_base and roll < 0.2:
+                continue
+            if roll < 0.7:
+                edit(rng, rng.choice(mine[f"{directory}/n.yaml"]))
+        elif not in_base:
+            continue
+        side.update(texts(mine))
+        side[f"{directory}/Kptfile"] = KPTFILE.format(name=directory.rpartition("/")[2])
+        side[f"{directory}/note.txt"] = "same\n" if rng.random() < 0.8 else f"by {name}\n"

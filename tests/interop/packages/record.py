@@ -17,7 +17,7 @@ from tests.interop.packages import kpt
 from tests.interop.packages.generator import Case, case
 
 RECORDING = Path(__file__).with_name("kpt-outcomes.jsonl.gz")
-SEEDS = range(2000)
+SEEDS = range(2300)
 # Larger bundles are slower per case: kpt's merge is quadratic in the resources of a package.
 BUNDLE = 100
 

@@ -13,6 +13,7 @@ WIDGET = "apiVersion: example.com/v1\nkind: Widget\nmetadata:\n  name: w\n"
 DEPLOY = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: d\n"
 SERVICE = "apiVersion: v1\nkind: Service\nmetadata:\n  name: s\n"
 KPT = "apiVersion: kpt.dev/v1\nkind: Kptfile\nmetadata:\n  name: sub\n"
+FN = "pipeline:\n  mutators:\n"
 KEEP = {"keep.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: keep\ndata: {k: v}\n"}
 
 
@@ -459,6 +460,28 @@ LINES: list[Line] = [
         {"Kptfile": KPT + "pipeline:\n  mutators:\n  - image: a:L\n  - image: a:v1\n"},
         {"Kptfile": KPT + "pipeline:\n  mutators:\n  - image: a:v1\n  - image: a:U\n"},
         {"Kptfile": KPT + "pipeline:\n  mutators:\n  - image: a:v1\n  - image: a:U\n"},
+    ),
+    files(
+        "47d",
+        {"Kptfile": KPT + FN + "  - image: a:v1\n    name: n\n"},
+        {"Kptfile": KPT + FN + "  - image: a:v1\n    name: n\n  - image: x:v1\n"},
+        {"Kptfile": KPT + FN + "  - image: a:v2\n    name: n\n"},
+        {"Kptfile": KPT + FN + "  - image: x:v1\n  - image: a:v2\n    name: n\n"},
+    ),
+    files(
+        "47e",
+        {"Kptfile": KPT + FN + "  - image: a:v1\n    name: n\n"},
+        {"Kptfile": KPT + FN + "  - image: a:v1\n    name: n\n"},
+        {"Kptfile": KPT + FN + "  - image: a:v2\n    name: n\n  - image: x:v1\n"},
+        {},
+        error="elements had names",
+    ),
+    files(
+        "47f",
+        {"Kptfile": KPT + FN + "  - image: x:v1\n"},
+        {"Kptfile": KPT + FN + "  - image: x:v1\n"},
+        {"Kptfile": KPT + FN + "  - image: x:v1\n    name: q\n"},
+        {"Kptfile": KPT + FN + "  - image: x:v1\n  - image: x:v1\n    name: q\n"},
     ),
     files(
         "48",

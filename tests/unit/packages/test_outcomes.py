@@ -1,5 +1,8 @@
 """Every line of the outcome table on the merge itself (P2, P8)."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.unit.packages.outcomes import LAST, LINES, WIDGET, Files, Line
@@ -170,3 +173,16 @@ def test_markers_for_a_deletion_have_an_empty_side() -> None:
     sides = [snapshot(side) for side in (by_number["7"].local, by_number["7"].base, by_number["7"].upstream)]
     text = apply("resource-merge", *sides, policy="markers").files["c/a.yaml"].text
     assert "<<<<<<< local\n=======\n  a: U\n>>>>>>> upstream\n" in text
+
+
+def test_every_difference_from_kpt_has_its_test() -> None:
+    """docs/kpt-differences.md names tests; each exists, and each line that differs is named."""
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "kpt-differences.md").read_text()
+    sources = "".join(path.read_text() for path in (root / "tests").glob("*/packages/*.py"))
+    sources += (root / "tests" / "hostile" / "test_packages.py").read_text()
+    for name in set(re.findall(r"`(test_\w+)", text)):
+        assert f"def {name}(" in sources, name
+    for line in [*LINES, LAST]:
+        if line.kpt is not None:
+            assert f"`test_outcome[{line.number}]`" in text, line.number
