@@ -77,6 +77,10 @@ CREATE TABLE grants (
     PRIMARY KEY (repository, digest, fingerprint)
 ) WITHOUT ROWID;
 CREATE INDEX grants_by_expiry ON grants (expires);
+CREATE TABLE heads (
+    digest TEXT PRIMARY KEY,
+    head BLOB NOT NULL
+);
 CREATE TABLE mounts (
     mountpoint TEXT NOT NULL,       -- percent-encoded: a path need not be text
     tree TEXT NOT NULL,

@@ -16,12 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from unlade.errors import IntegrityError, StoreError
+from unlade.errors import IntegrityError
 from unlade.model import Deadline, Descriptor, Digest
 from unlade.store.content import BlobInfo, Lease
 from unlade.store.database import Database
-from unlade.store.failure import NotInStore, explaining
+from unlade.store.failure import NotInStore, explained
 from unlade.store.grants import Grants
+from unlade.store.heads import Heads
 from unlade.store.images import Images
 from unlade.store.ingest import DirIngest
 from unlade.store.layout import Layout
@@ -49,6 +50,7 @@ class DirStore:
             raise
         self.images = Images(self.database, self.layout, self.locks)
         self.grants = Grants(self.database)
+        self.heads = Heads(self.database)
         self.mounts = Mounts(self.database, self.layout.owners, self.leases.owner.name)
         try:
             recover(self)
@@ -79,14 +81,22 @@ class DirStore:
 
     def open(self, digest: Digest) -> BinaryIO:
         """A committed blob, to be closed by the caller; raises NotInStore."""
-        if self.stat(digest) is not None:
-            try:
-                with explaining(f"read {digest}"):
-                    return open(self.layout.blob(digest), "rb")
-            except StoreError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-        raise NotInStore(f"{digest} is not in the store {self.path}", next_step="pull what needs it again")
+        if self.stat(digest) is None:
+            raise NotInStore(
+                f"{digest} is not in the store {self.path}", next_step="pull what needs it again"
+            )
+        try:
+            return open(self.layout.blob(digest), "rb")
+        except FileNotFoundError as error:
+            if self.stat(digest) is None:
+                # Deleted between two looks, as may happen to what nobody holds.
+                raise NotInStore(f"{digest} was just deleted", next_step="hold it by a lease") from error
+            raise NotInStore(
+                f"the file of {digest} is missing from the store {self.path}",
+                next_step="run unlade fsck --repair, then pull what needs it again",
+            ) from error
+        except OSError as error:
+            raise explained(f"read {digest}", error) from error
 
     @contextmanager
     def ingest(

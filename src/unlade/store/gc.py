@@ -45,7 +45,8 @@ _PAGE: Final = 500
 _BATCH: Final = 64
 # A batch ends early when it took this long: the machine is busy, and others wait.
 _BATCH_SECONDS: Final = 0.005
-# Between two writes, so that whoever waits for the database gets it before us.
+# Between two writes: whoever waits for the database gets it before us, and we take half of it at most, so
+# that on a busy machine, where a turn lasts until the scheduler comes round, others still get theirs.
 _BREATH: Final = 0.001
 # A partial blob that nobody continued for this long will not be continued.
 PARTIAL_SECONDS: Final = 24 * 3600.0
@@ -87,6 +88,7 @@ def collect(
         return report
     report.leases = store.leases.end_dead(now)
     store.grants.end_expired(now)
+    store.heads.end_unknown()
     if mounted is not None:
         report.mounts = len(store.mounts.reconcile(mounted))
     _sweep(store, _all_names(store, deadline), report, _before(keep_recent, now), deadline)
@@ -169,8 +171,9 @@ def _sweep(
             # Readers hold nobody up; most of a store is not garbage and never gets further than this.
             suspects = _garbage_among(connection, batch, before)
         for start in range(0, len(suspects), _BATCH):
+            started = time.monotonic()
             again.extend(_remove(store, suspects[start : start + _BATCH], report, before))
-            time.sleep(_BREATH)
+            time.sleep(max(_BREATH, time.monotonic() - started))
 
 
 def _remove(store: DirStore, names: list[str], report: GCReport, before: float | None) -> list[str]:

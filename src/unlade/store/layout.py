@@ -124,6 +124,9 @@ class Layout:
         # crash leaves there is swept with the locks of the dead.
         temporary = self.locks / uuid.uuid4().hex
         replace_file(self.root / "oci-layout", json.dumps(_MARKER).encode(), temporary=temporary)
+        # A record is only as durable as the directories that lead to what it names.
+        for directory in (self.private, self.root / "blobs", self.root.parent):
+            sync_directory(directory)
 
 
 def file_name(digest: Digest) -> str:

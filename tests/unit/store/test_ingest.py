@@ -137,3 +137,11 @@ def test_children_are_found_in_manifests_and_nowhere_else() -> None:
     raw = image(blob(b"layer"), config=blob(b"{}"))
     assert children_of(raw, mediatypes.OCI_MANIFEST) == [Digest.of(b"{}"), Digest.of(b"layer")]
     assert children_of(b"not json", mediatypes.OCI_MANIFEST) == []
+
+
+def test_a_record_without_its_file_says_what_to_do(store: DirStore) -> None:
+    store.put(blob(DATA), DATA)
+    store.layout.blob(DIGEST).unlink()
+    with pytest.raises(StoreError) as caught:
+        store.open(DIGEST)
+    assert "fsck --repair" in caught.value.next_step
