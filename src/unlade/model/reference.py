@@ -127,6 +127,13 @@ def _split_registry(name: str) -> tuple[str, str]:
     first, slash, remainder = name.partition("/")
     # Docker's rule: the first part is a host only when it could not be a Hub user name.
     is_host = slash and ("." in first or ":" in first or first == "localhost" or first != first.lower())
+    if is_host and "." not in first and ":" not in first and first.lower() != "localhost":
+        # Docker takes "Team/app" for a host called Team. Hosts are lower case here, and "team/app" is a Hub
+        # name: one text would mean two places.
+        raise InvalidReference(
+            f"{first[:140]!r} is neither a registry host nor a repository name",
+            next_step="repository names are lower case; a host needs a dot or a port",
+        )
     if not is_host:
         registry, repository = DEFAULT_REGISTRY, name
     else:
