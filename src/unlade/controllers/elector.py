@@ -17,12 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import urllib3
 from kubernetes import client as kube
 from kubernetes.leaderelection import electionconfig, leaderelection
 from kubernetes.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
+from unlade.controllers.objects import STATUS
 from unlade.controllers.throttle import Backoff
 from unlade.errors import InvalidInput, UnladeError
 
@@ -64,8 +66,8 @@ class Elector:
     ):
         self.times = times
         self.leading = threading.Event()
-        # at most two requests a try (read, write): both must fit inside the time to renew
-        self._leases = _Leases(kube.CoordinationV1Api(client), timeout=max(1.0, times.renew / 3))
+        # two requests a try, a read and a write: both must fit between the last moment to renew and the end
+        self._leases = _Leases(kube.CoordinationV1Api(client), timeout=(times.duration - times.renew) / 2)
         self._lock = LeaseLock(name, namespace, identity)
         self._lock.api_instance = self._leases  # type: ignore[assignment] # the three calls it makes
         self._election = leaderelection.LeaderElection(
@@ -87,7 +89,7 @@ class Elector:
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the lease was last read or written."""
+        """Seconds since the lease was last read or written; infinite before the first time."""
         return time.monotonic() - self._leases.contact
 
     def run(self, stop: threading.Event, lead: Callable[[threading.Event], None]) -> None:
@@ -140,18 +142,24 @@ class Elector:
         log.info("stopped leading%s", "" if held else ": the lease was lost")
 
     def _hold(self, stop: threading.Event, worker: threading.Thread) -> bool:
-        """Renews until told to stop (True) or the lease is lost (False)."""
+        """Renews until told to stop (True) or the lease is lost (False).
+
+        No try begins later than `renew` after the last success began, and none takes longer than what is
+        left of `duration` then: this process knows that it lost the lease before another can take it.
+        """
         renewed = time.monotonic()
         while True:
-            if stop.wait(self.times.retry) or not worker.is_alive():
+            left = renewed + self.times.renew - time.monotonic()
+            if stop.wait(min(self.times.retry, max(0.0, left))) or not worker.is_alive():
                 return True
+            began = time.monotonic()
+            if began - renewed >= self.times.renew:
+                log.warning("the lease could not be renewed for %d s", self.times.renew)
+                return False
             if self._try():
-                renewed = time.monotonic()
+                renewed = began
             elif self.holder not in {"", self._lock.identity}:
                 log.warning("the lease was taken by %s", self.holder)
-                return False
-            elif time.monotonic() - renewed > self.times.renew:
-                log.warning("the lease could not be renewed for %d s", self.times.renew)
                 return False
 
     def _try(self) -> bool:
@@ -180,16 +188,19 @@ class Elector:
 class _Leases:
     """The three calls that LeaseLock makes, each with a deadline.
 
-    A transport error becomes the client's own ApiException, which LeaseLock takes for a failed try.
+    A transport error becomes the client's own ApiException, which LeaseLock takes for a failed try. Why a
+    try failed is logged when the reason is a new one: the official elector would keep it to itself.
     """
 
     def __init__(self, api: kube.CoordinationV1Api, timeout: float) -> None:
         self._api = api
         self._timeout = timeout
-        self.contact = time.monotonic()
+        self._reason = ""
+        self.contact = float("-inf")
 
     def read_namespaced_lease(self, name: str, namespace: str) -> Any:
-        return self._call(self._api.read_namespaced_lease, name, namespace)
+        # absent is what every lease is before its first holder
+        return self._call(self._api.read_namespaced_lease, name, namespace, usual=404)
 
     def create_namespaced_lease(self, namespace: str, body: Any) -> Any:
         return self._call(self._api.create_namespaced_lease, namespace, body)
@@ -197,10 +208,29 @@ class _Leases:
     def replace_namespaced_lease(self, name: str, namespace: str, body: Any) -> Any:
         return self._call(self._api.replace_namespaced_lease, name, namespace, body)
 
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any, usual: int = 0) -> Any:
         try:
             result = method(*arguments, _request_timeout=self._timeout)
+        except kube.ApiException as error:
+            if error.status != usual:
+                self._say(_message(error))
+            raise
         except (urllib3.exceptions.HTTPError, OSError) as error:
+            self._say(f"no answer: {error}")
             raise kube.ApiException(status=0, reason=f"no answer: {error}") from error
+        self._reason = ""
         self.contact = time.monotonic()
         return result
+
+    def _say(self, reason: str) -> None:
+        if reason != self._reason:
+            log.warning("lease: %s", reason)
+            self._reason = reason
+
+
+def _message(error: kube.ApiException) -> str:
+    """The server's words, where it sent any."""
+    try:
+        return STATUS.decode(error.body or "").message
+    except msgspec.DecodeError:
+        return f"{error.status} {error.reason}"

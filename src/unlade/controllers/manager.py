@@ -133,11 +133,12 @@ class Manager:
             return [] if controller.synced else ["the caches are not synced yet"]
         if self._elector is None:
             return ["the controller has not started yet"]
-        if not self._elector.holder:
+        silent = self._elector.silent_for
+        if silent == float("inf"):
             return ["the lease has not been read yet"]
         # a lease read within its duration: this standby would notice that the leader is gone
-        if self._elector.silent_for > self.options.times.duration:
-            return [f"the lease was last read {self._elector.silent_for:.0f} s ago"]
+        if silent > self.options.times.duration:
+            return [f"the lease was last read {silent:.0f} s ago"]
         return []
 
 

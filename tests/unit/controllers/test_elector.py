@@ -11,7 +11,7 @@ from tests.fakes.kube_api import Answer, FakeKubeApi, Request, status, wait_for
 from unlade.controllers.elector import Elector, LeaseTimes
 from unlade.errors import InvalidInput
 
-TIMES = LeaseTimes(duration=4, renew=2, retry=1)
+TIMES = LeaseTimes(duration=4, renew=3, retry=1)
 
 
 class Candidate:
@@ -113,9 +113,11 @@ def test_a_lease_that_another_took_ends_leadership_at_once(api: FakeKubeApi) -> 
     leader.end()
 
 
-@pytest.mark.parametrize("code", [403, 409, 500])
-def test_a_server_that_refuses_the_lease_is_asked_again(api: FakeKubeApi, code: int) -> None:
-    refusals = [status(code, "No")]
+@pytest.mark.parametrize("code", [403, 404, 409, 500])
+def test_a_server_that_refuses_the_lease_is_asked_again_and_quoted(
+    api: FakeKubeApi, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = [status(code, "No", "not for you")]
 
     def refuse(request: Request) -> Answer | None:
         return refusals.pop() if refusals and request.verb != "GET" else None
@@ -124,6 +126,7 @@ def test_a_server_that_refuses_the_lease_is_asked_again(api: FakeKubeApi, code: 
     candidate = Candidate(api, "candidate").start()
     wait_for(lambda: candidate.leads, seconds=5)
     candidate.end()
+    assert caplog.messages == ["lease: not for you"]
 
 
 def test_garbage_from_a_proxy_is_a_failed_try(api: FakeKubeApi) -> None:
