@@ -296,13 +296,16 @@ def update(
     from unlade.packages.update import update as update_package
 
     directory, version = split_version(package)
+    # Absolute before the directory is replaced: afterwards "." would be the old one.
+    directory = os.path.abspath(directory)
+    inside = os.path.commonpath([directory, os.getcwd()]) == directory
     with _sources(settings, _package_hosts(directory)) as sources:
         outcome = update_package(
             directory, sources, version=version, strategy=strategy, policy=policy, dry_run=dry_run
         )
     _warn_links(settings, outcome.links)
     _updated(settings, outcome, output, dry_run=dry_run)
-    if not dry_run and outcome.changed and os.path.abspath(directory) == os.getcwd():
+    if inside and not dry_run and len(outcome.changed) > 1:
         settings.note("note: this directory was replaced; run `cd .` to enter the new one")
     return exits.FOUND if policy == "markers" and outcome.conflicts and not dry_run else 0
 

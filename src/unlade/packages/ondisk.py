@@ -3,8 +3,9 @@
 A new package is staged beside its place and renamed there. An update stages the complete next version in a
 sibling directory (unchanged files are hard-linked, so they keep inode, time and owner, and everything that
 is not the package's business, such as .git, comes along), syncs it, and exchanges the two names in one
-rename. Where the system cannot exchange, two renames do it, and the next run finishes what was cut short.
-Leftovers of a killed run carry no lock and are removed by the next. Steps are named failpoints.
+rename; a single changed file is renamed into place by itself. Where the system cannot exchange, two renames
+do it, and the next run finishes what was cut short. Leftovers of a killed run carry no lock and are removed
+by the next. Steps are named failpoints.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ def recover(path: str) -> None:
 
 def _remove_if_dead(parent_fd: int, entry: str) -> None:
     try:
-        fd = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
+        fd = os.open(entry, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     except OSError:
         return
     try:
@@ -194,6 +195,10 @@ def replace_package(path: str, package_fd: int, before: Snapshot, after: Snapsho
     if os.path.ismount(path):
         raise CannotReplace(f"{path} is a mount point", next_step="keep the package in a directory below it")
     _check_unchanged(path, before, after)
+    changed = [rel for rel in before.keys() | after.keys() if before.get(rel) != after.get(rel)]
+    if len(changed) == 1 and changed[0] in before and changed[0] in after:
+        _replace_file(path, changed[0], after[changed[0]])
+        return
     stage = _Stage(parent, name)
     try:
         umask = files.current_umask()
@@ -217,6 +222,29 @@ def replace_package(path: str, package_fd: int, before: Snapshot, after: Snapsho
         raise
     finally:
         stage.close()
+
+
+def _replace_file(path: str, rel: str, file: File) -> None:
+    """One file is one rename: the directory itself stays, and with it whoever works in it."""
+    parent, name = _split(path)
+    target = os.path.join(path, rel)
+    # Beside the package and locked, as a stage is: a leftover is never taken for content.
+    fresh = os.path.join(parent, f".{name}{_MARK}{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with open(fresh, "xb") as out:
+            fcntl.flock(out.fileno(), fcntl.LOCK_EX)
+            failpoints.reach("packages.file.created")
+            out.write(file.data)
+            out.flush()
+            os.fchmod(out.fileno(), file.mode)
+            os.fsync(out.fileno())
+            failpoints.reach("packages.file.written")
+            os.replace(fresh, target)
+            failpoints.reach("packages.file.renamed")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise CannotReplace(f"{target}: {error.strerror}", next_step="nothing was changed") from error
 
 
 def _swap(path: str, parent: str, name: str, stage: _Stage, package_fd: int) -> None:

@@ -144,6 +144,29 @@ def test_without_exchange_a_killed_swap_is_finished_by_the_next_run(
         assert sorted(os.listdir(home)) == ["p"], point
 
 
+def test_one_changed_file_leaves_the_directory_in_place(tmp_path: Path) -> None:
+    """Also killed at every step: the file is the old or the new one, and leftovers are not content."""
+    path = prepared(tmp_path)
+    before = read_directory(str(path)).files
+    after = {**before, "readme.md": file_of("theirs")}
+    inode = path.stat().st_ino
+
+    def work() -> None:
+        with locked_package(str(path)) as fd:
+            replace_package(str(path), fd, before, after)
+
+    for point in ("packages.file.created", "packages.file.written", "packages.file.renamed"):
+        killed_at((point, 1), work)
+        assert read_directory(str(path)).files.keys() == before.keys()
+        assert (path / "readme.md").read_text() in ("same", "theirs")
+        recover(str(path))
+        assert os.listdir(tmp_path) == ["p"], point
+        (path / "readme.md").write_text("same")
+    work()
+    assert (path / "readme.md").read_text() == "theirs"
+    assert path.stat().st_ino == inode
+
+
 def test_unchanged_files_keep_their_inode_and_time(tmp_path: Path) -> None:
     path = prepared(tmp_path)
     os.utime(path / "d1" / "c1.yaml", (1000, 1000))
