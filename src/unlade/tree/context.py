@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from unlade.kernel.files import remove_tree
 from unlade.model import Deadline
 from unlade.tree.attributes import copy_attributes, is_opaque, is_whiteout
 from unlade.tree.merge import dangling
+from unlade.unpack.checksum import crc32
 from unlade.unpack.filelist import FileListWriter
 from unlade.unpack.policy import Unpacked
 
@@ -319,7 +319,7 @@ def _copy(found: _Found, target: int, name: bytes, deadline: Deadline) -> int:
             checksum = 0
             while chunk := os.read(source, _CHUNK):
                 deadline.check()
-                checksum = zlib.crc32(chunk, checksum)
+                checksum = crc32(chunk, checksum)
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(copy, view) :]

@@ -72,19 +72,17 @@ class DirStaging:
         self._home = trees.store.layout.staged(key)
         self._merged: Listing | None = None
         self._scratch: list[Scratch] = []
+        self._opened = ExitStack()
         self.path = self._home / "root"
         self.dirfd = self._home_fd = -1
         self.files_out: BinaryIO = io.BytesIO()
-        if existing:
-            return
-        with explaining(f"stage the tree {key}"):
+
+    def make(self) -> None:
+        """Make the directories and open them; whatever fails, `discard` cleans up."""
+        with explaining(f"stage the tree {self._key}"):
             self._home.mkdir(mode=0o700)
-            # 0755 as for the root of an image without an entry of its own, whatever our umask.
-            self.path.mkdir()
-            self.path.chmod(0o755)
-            self._home_fd = os.open(self._home, _DIRECTORY)
-            self.files_out = open(self._home / "files", "w+b")  # noqa: SIM115 - closed by `close`
-            self.dirfd = os.open(self.path, _DIRECTORY)
+            self._home_fd = self._descriptor(self._home)
+            self.dirfd, self.files_out = self._root_and_list(self._home)
         failpoints.reach("tree.stage.made")
 
     def scratch(self) -> Scratch:
@@ -92,11 +90,7 @@ class DirStaging:
         home = self._home / f"scratch-{len(self._scratch)}"
         with explaining(f"stage the tree {self._key}"):
             home.mkdir(mode=0o700)
-            root = home / "root"
-            root.mkdir()
-            root.chmod(0o755)
-            files = open(home / "files", "w+b")  # noqa: SIM115 - closed by `close`
-            scratch = Scratch(root, os.open(root, _DIRECTORY), files)
+            scratch = Scratch(home / "root", *self._root_and_list(home))
         self._scratch.append(scratch)
         return scratch
 
@@ -149,21 +143,22 @@ class DirStaging:
         failpoints.reach("tree.stage.detached")
 
     def discard(self) -> None:
-        """Put what was not committed out of sight; the caller empties the trash."""
-        self.close()
+        """Close everything, and put what was not committed out of sight; the caller empties the trash."""
+        self._opened.close()
+        self.dirfd = self._home_fd = -1
         self._trees.store.layout.discard(self._home)
 
-    def close(self) -> None:
-        """Close descriptors and throw away what was not committed; idempotent."""
-        for scratch in self._scratch:
-            os.close(scratch.dirfd)
-            scratch.files_out.close()
-        self._scratch.clear()
-        if self.dirfd >= 0:
-            os.close(self.dirfd)
-            os.close(self._home_fd)
-            self.files_out.close()
-            self.dirfd = self._home_fd = -1
+    def _root_and_list(self, home: Path) -> tuple[int, BinaryIO]:
+        root = home / "root"
+        root.mkdir()
+        # As for the root of an image without an entry of its own, whatever our umask.
+        root.chmod(0o755)
+        return self._descriptor(root), self._opened.enter_context(open(home / "files", "w+b"))
+
+    def _descriptor(self, directory: Path) -> int:
+        fd = os.open(directory, _DIRECTORY)
+        self._opened.callback(os.close, fd)
+        return fd
 
     def _commit(
         self, key: TreeKey, size: int, entries: int, layers: Sequence[TreeKey], has_root: bool
@@ -259,11 +254,12 @@ class DirTrees:
             with ExitStack() as held:
                 held.enter_context(self.store.locks.hold(tree_lock(key), deadline=deadline))
                 existing = self.find(key, lease=lease)
-                if not existing:
-                    # What a process that died left behind; we hold its lock now.
-                    layout.discard(layout.staged(key))
                 staging = DirStaging(self, key, lease, existing, held)
                 try:
+                    if not existing:
+                        # What a process that died left behind; we hold its lock now.
+                        layout.discard(layout.staged(key))
+                        staging.make()
                     yield staging
                 finally:
                     staging.discard()

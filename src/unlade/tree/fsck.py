@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,6 +23,7 @@ from unlade.store.fsck import Problem, check_blobs, check_database, check_record
 from unlade.tree.attributes import is_whiteout, open_directory, open_file
 from unlade.tree.dirtrees import DirTrees, TreeDetail, decode_detail
 from unlade.tree.listing import Listing
+from unlade.unpack.checksum import crc32
 from unlade.unpack.filelist import FileRecord
 
 _CHUNK: Final = 1 << 20
@@ -181,7 +181,7 @@ class _Check:
         try:
             while count := os.readv(fd, [self._buffer]):
                 self._deadline.check()
-                checksum = zlib.crc32(self._buffer[:count], checksum)
+                checksum = crc32(self._buffer[:count], checksum)
         finally:
             os.close(fd)
         if info.st_nlink > 1:
