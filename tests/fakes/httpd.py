@@ -15,6 +15,7 @@ import os
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,8 +71,9 @@ class Response:
     body: bytes | FileSlice | Iterator[bytes] = b""
     # Content-Length to declare instead of the true one; an iterator without it is sent chunked.
     length: int | None = None
-    # Close the connection (with a reset) after this many body bytes.
+    # Close the connection after this many body bytes: in order, or with a reset that may overtake them.
     cut_after: int | None = None
+    reset: bool = False
     # (bytes, seconds): send the body in such pieces with such pauses.
     drip: tuple[int, float] | None = None
     # Seconds to wait before the status line, and between the bytes of status line and headers.
@@ -124,6 +126,7 @@ class FakeServer:
 
         self._server = _Server((address, 0), Handler)
         self._server.tls = tls
+        self._server.crashes = self._crashes
         self.port: int = self._server.server_address[1]
         self.host = f"{name or address}:{self.port}"
         self.url = f"{'https' if tls else 'http'}://{self.host}"
@@ -229,9 +232,13 @@ class _Server(ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 256  # a hundred deliveries connect at once in the single-flight tests
     tls: ssl.SSLContext | None = None
+    crashes: list[BaseException]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Connection errors are the point of this server; handlers keep their own exceptions."""
+        """Connection errors are the point of this server; anything else is a bug of a fake, and kept."""
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, (OSError, ValueError)):
+            self.crashes.append(error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -389,6 +396,11 @@ class _Handler(BaseHTTPRequestHandler):
                 request.sent += len(piece)
             if left is not None:
                 left -= len(piece)
+                if left <= 0 and response.reset:
+                    # A moment, so that most of what was sent is read before the reset throws away the rest.
+                    self.server_ref._stopping.wait(0.05)
+                    self._reset()
+                    return True
                 if left <= 0:
                     # What was sent must arrive: end the stream in order, then close.
                     with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ import pytest
 from tests.fakes.httpd import Request, Response
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.scene import REPO, Scene
-from unlade.errors import DeadlineExceeded, UnladeError
+from unlade.errors import DeadlineExceeded, IntegrityError, UnladeError
 from unlade.model import Deadline, Digest, decode_manifest
 from unlade.model.mediatypes import OCI_INDEX, OCI_MANIFEST
 from unlade.registry import (
@@ -477,12 +477,13 @@ MIRROR_FAULTS = {
 
 
 @pytest.mark.parametrize("variant", MIRROR_FAULTS)
-def test_a_bad_mirror_is_passed_over(scene: Scene, tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize("by", ["tag", "digest"])
+def test_a_bad_mirror_is_passed_over(scene: Scene, tmp_path: Path, variant: str, by: str) -> None:
     directory = tmp_path / scene.registry.host
     directory.mkdir()
     directory.joinpath("hosts.toml").write_text(f'[host."{scene.stranger.url}"]\n')
     scene.stranger.fault(lambda q: MIRROR_FAULTS[variant])
-    ref = scene.registry.reference(REPO, scene.image)
+    ref = scene.ref if by == "tag" else scene.registry.reference(REPO, scene.image)
     with Registry(scene.config(certs_dirs=(str(tmp_path),))) as client:
         for _ in range(5):
             assert client.resolve(ref, deadline=scene.deadline()).descriptor == scene.image
@@ -502,16 +503,17 @@ def test_when_every_host_fails_the_upstreams_error_names_the_mirrors(scene: Scen
     scene.assert_calm(4)
 
 
-def test_wrong_bytes_of_a_blob_from_a_mirror_can_be_rejected(scene: Scene, tmp_path: Path) -> None:
+def test_a_mirror_with_wrong_bytes_is_found_out_once(scene: Scene, tmp_path: Path) -> None:
     directory = tmp_path / scene.registry.host
     directory.mkdir()
     directory.joinpath("hosts.toml").write_text(f'[host."{scene.stranger.url}"]\n')
+    scene.stranger.alter(lambda q, r: Response(200, r.headers, bytes(scene.layer.size)))
     with Registry(scene.config(certs_dirs=(str(tmp_path),))) as client:
-        with client.blob(scene.ref, scene.layer, deadline=scene.deadline()) as stream:
-            assert stream.source == scene.stranger.host
-            stream.reject()
-        with client.blob(scene.ref, scene.layer, deadline=scene.deadline()) as stream:
-            assert stream.source == scene.registry.host
+        fetcher = Fetcher(client)
+        with pytest.raises(IntegrityError):
+            fetcher.read(scene.ref, scene.layer, limit=MB, deadline=scene.deadline())
+        assert fetcher.read(scene.ref, scene.layer, limit=MB, deadline=scene.deadline()) == scene.data
+    assert len(scene.stranger.requests) == 1
 
 
 def test_a_registry_that_is_not_there(scene: Scene) -> None:

@@ -86,6 +86,14 @@ class _Token:
     until: float
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Authorization:
+    """The value of the header; `fresh` when a refusal of it is final: it did not come from the cache."""
+
+    text: str
+    fresh: bool
+
+
 class Authenticator:
     """Turns credentials into Authorization headers; thread-safe."""
 
@@ -100,17 +108,18 @@ class Authenticator:
 
     def header(
         self, host: Host, scope: Scope | None, credential: Credential, deadline: Deadline
-    ) -> str | None:
+    ) -> Authorization | None:
         """The Authorization for a request, by what earlier challenges taught; None to go without."""
         if credential.registry_token:
-            return f"Bearer {credential.registry_token}"
+            return Authorization(f"Bearer {credential.registry_token}", fresh=True)
         with self._lock:
             if host.origin not in self._schemes:
                 return None
             bearer = self._schemes[host.origin]
         if bearer is None:
-            return credential.basic() if credential.username or credential.password else None
-        return f"Bearer {self._token(host, bearer, scope, credential, deadline)}"
+            some = credential.username or credential.password
+            return Authorization(credential.basic(), fresh=True) if some else None
+        return self._token(host, bearer, scope, credential, deadline)
 
     def learn(self, host: Host, headers: Mapping[str, str], scope: Scope | None) -> bool:
         """Take in the challenge of a 401; False when it offers nothing we speak. Raises UntrustedRealm."""
@@ -131,12 +140,16 @@ class Authenticator:
             self._schemes[host.origin] = scheme
         return True
 
-    def forget(self, host: Host, scope: Scope | None, credential: Credential) -> None:
-        """Drop a token that was refused."""
+    def forget(self, host: Host, scope: Scope | None, credential: Credential, refused: Authorization) -> None:
+        """Drop the token of an Authorization that was refused, unless another thread has replaced it."""
         with self._lock:
             bearer = self._schemes.get(host.origin)
-            if bearer is not None:
-                self._tokens.pop(self._key(host, bearer, scope, credential), None)
+            if bearer is None:
+                return
+            key = self._key(host, bearer, scope, credential)
+            token = self._tokens.get(key)
+            if token is not None and refused.text == f"Bearer {token.text}":
+                del self._tokens[key]
 
     def _learn_name(self, host: Host, challenge: Challenge, scope: Scope) -> None:
         """A proxy may know the repository by a longer name (`cache/library/x`).
@@ -156,15 +169,15 @@ class Authenticator:
 
     def _token(
         self, host: Host, bearer: _Bearer, scope: Scope | None, credential: Credential, deadline: Deadline
-    ) -> str:
+    ) -> Authorization:
         with self._lock:
             key = self._key(host, bearer, scope, credential)
-            found = self._fresh(key)
+            found = self._cached(key)
         if found is not None:
             return found
         with self._fetching.held(key):
             with self._lock:
-                found = self._fresh(key)
+                found = self._cached(key)
             if found is not None:
                 return found
             token = retrying(
@@ -177,11 +190,13 @@ class Authenticator:
                 if len(self._tokens) >= _MAX_CACHED:
                     self._tokens.clear()
                 self._tokens[key] = token
-            return token.text
+            return Authorization(f"Bearer {token.text}", fresh=True)
 
-    def _fresh(self, key: _Key) -> str | None:
+    def _cached(self, key: _Key) -> Authorization | None:
         token = self._tokens.get(key)
-        return token.text if token is not None and token.until > time.monotonic() else None
+        if token is None or token.until <= time.monotonic():
+            return None
+        return Authorization(f"Bearer {token.text}", fresh=False)
 
     def _fetch(self, host: Host, key: _Key, credential: Credential, deadline: Deadline) -> _Token:
         asked = time.monotonic()

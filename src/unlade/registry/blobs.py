@@ -10,7 +10,6 @@ connection ended early, `WrongContent` when the server means a body of another l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -24,9 +23,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)",
 class BlobStream:
     """Bytes of a blob from `offset` up to `end`; a context manager. Not verified by digest."""
 
-    def __init__(
-        self, answer: Answer, offset: int, end: int, purpose: str, reject: Callable[[], None]
-    ) -> None:
+    def __init__(self, answer: Answer, offset: int, end: int, purpose: str) -> None:
         self.offset = offset
         self.end = end
         self.etag = answer.headers.get("ETag")
@@ -34,7 +31,6 @@ class BlobStream:
         self._answer = answer
         self._left = end - offset
         self._purpose = purpose
-        self._reject = reject
 
     def readinto(self, view: memoryview) -> int:
         """Fill (part of) the view; 0 at the end. Raises Truncated, WrongContent, Unreachable,
@@ -53,11 +49,6 @@ class BlobStream:
                 raise WrongContent(f"{self._purpose}: {self.source} sent {self._left} bytes too few")
             raise Truncated(f"{self._purpose}: {self.source} stopped {self._left} bytes early")
         return got
-
-    def reject(self) -> None:
-        """The bytes were wrong by their digest: ask this mirror no more for a while."""
-        self._reject()
-        self.close()
 
     def close(self) -> None:
         """Give the connection back; idempotent."""
@@ -84,14 +75,7 @@ def range_header(descriptor: Descriptor, offset: int, end: int) -> dict[str, str
     return {"Range": f"bytes={offset}-{'' if end == descriptor.size else end - 1}"}
 
 
-def accept(
-    answer: Answer,
-    descriptor: Descriptor,
-    offset: int,
-    end: int,
-    purpose: str,
-    reject: Callable[[], None] = lambda: None,
-) -> BlobStream:
+def accept(answer: Answer, descriptor: Descriptor, offset: int, end: int, purpose: str) -> BlobStream:
     """Hold an answer of 200 or 206 against the request; closes it and raises where they disagree.
 
     A 200 to a ranged request is the whole blob: the stream then starts at 0.
@@ -109,7 +93,7 @@ def accept(
     except BaseException:
         answer.close()
         raise
-    return BlobStream(answer, offset, end, purpose, reject)
+    return BlobStream(answer, offset, end, purpose)
 
 
 def _check_range(answer: Answer, descriptor: Descriptor, offset: int, end: int, purpose: str) -> None:

@@ -176,9 +176,15 @@ class Registry:
                 expect=frozenset({200, 206}),
                 headers=headers,
             )
-            return blobs.accept(answer, descriptor, offset, stop, purpose, lambda: self._routes.shun(host))
+            return blobs.accept(answer, descriptor, offset, stop, purpose)
 
         return self._routes.first_of(ref.registry, PULL, ask)
+
+    def distrust(self, ref: Reference) -> None:
+        """Content of this registry was wrong by its digest: pass over its mirrors for a while."""
+        for host in self._routes.hosts(ref.registry):
+            if host.mirror:
+                self._routes.shun(host)
 
     def head_blob(self, ref: Reference, digest: Digest, *, deadline: Deadline) -> int | None:
         """The size of a blob in the repository (0 where the registry does not say), None when it is not

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from unlade.errors import IntegrityError, RegistryError
+from unlade.model import InvalidManifest
 from unlade.registry.config import RegistryConfig
 from unlade.registry.errors import InvalidHosts, NotFound, Unauthorized
 from unlade.registry.hosts import PUSH, Host, hosts_for
@@ -70,7 +71,7 @@ class Routes:
         for host in asked[:-1]:
             try:
                 return ask(host, 1)
-            except (RegistryError, IntegrityError) as error:
+            except (RegistryError, IntegrityError, InvalidManifest) as error:
                 failed.append(f"{host.origin}: {error}")
                 if not isinstance(error, (NotFound, Unauthorized)):
                     self.shun(host)

@@ -4,7 +4,7 @@ Owns the order of things: the known Authorization is tried, a 401 is answered on
 credential is tried when one may not do it, redirects are followed by hand (credentials and configured
 headers stay on the registry's origin; never from TLS to plain HTTP), errors that may pass are retried
 within caps. What an answer means is `client`'s business. Invariant: the number of requests that one call
-can cause is bounded by attempts * (2 * candidates + redirects), whatever the servers answer.
+can cause is bounded by attempts * candidates * (3 + redirects), whatever the servers answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from unlade.errors import RegistryError, UnladeError
 from unlade.model import Deadline
-from unlade.registry.auth import Authenticator, Scope
+from unlade.registry.auth import Authenticator, Authorization, Scope
 from unlade.registry.config import RegistryConfig
 from unlade.registry.credentials import ANONYMOUS, Credential, CredentialSource
 from unlade.registry.errors import NotFound, Unauthorized, UnsafeRedirect
@@ -175,23 +175,32 @@ class Session:
         raise refused
 
     def _as(self, credential: Credential, call: _Call) -> Answer:
-        """One credential: ask, answer a challenge once, judge."""
+        """One credential: ask, answer the challenge, judge.
+
+        A token from the cache may have expired, and so may the one that another thread fetched meanwhile; a
+        fresh one that is refused is the answer.
+        """
         host, scope = call.host, call.scope
         authorization = self._auth.header(host, scope, credential, call.deadline)
         answer = self._follow(call, authorization)
-        if answer.status == 401 and answer.url.origin == host.origin:
+        for _ in range(2):
+            if answer.status != 401 or answer.url.origin != host.origin:
+                break
             if authorization is not None:
-                # A token that expired early or was revoked; a fresh one decides.
-                self._auth.forget(host, scope, credential)
+                self._auth.forget(host, scope, credential, authorization)
             try:
                 understood = self._auth.learn(host, answer.headers, scope)
                 again = self._auth.header(host, scope, credential, call.deadline) if understood else None
             except UnladeError:
                 answer.discard()
                 raise
-            if again is not None and again != authorization:
-                answer.discard()
-                answer = self._follow(call, again)
+            if again is None or (authorization is not None and again.text == authorization.text):
+                break
+            answer.discard()
+            authorization = again
+            answer = self._follow(call, authorization)
+            if authorization.fresh:
+                break
         return self._judge(call, answer)
 
     def _judge(self, call: _Call, answer: Answer) -> Answer:
@@ -199,7 +208,7 @@ class Session:
             return answer
         raise failure(answer, call.purpose, registry=call.host.registry)
 
-    def _follow(self, call: _Call, authorization: str | None) -> Answer:
+    def _follow(self, call: _Call, authorization: Authorization | None) -> Answer:
         """Send, and follow redirects of reads.
 
         Credentials stay with the registry, and are not taken up again when a foreign host leads back.
@@ -212,7 +221,7 @@ class Session:
             if at_home:
                 headers.update(host.headers)
                 if authorization is not None:
-                    headers["Authorization"] = authorization
+                    headers["Authorization"] = authorization.text
             answer = self._transport.exchange(
                 call.method,
                 url,

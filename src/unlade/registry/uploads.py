@@ -65,16 +65,22 @@ class Uploads:
         scope = Scope(ref.repository, ("pull", "push"), source.repository)
         url = host.url(f"{ref.repository}/blobs/uploads/?mount={digest}&from={source.repository}")
         purpose = f"mount {source.name}@{digest} into {ref.name}"
-        answer = self._session.send(
-            host,
-            "POST",
-            url,
-            purpose=purpose,
-            scope=scope,
-            expect=frozenset({201, 202}),
-            deadline=deadline,
-            headers={"Content-Length": "0"},
-        )
+        try:
+            answer = self._session.send(
+                host,
+                "POST",
+                url,
+                purpose=purpose,
+                scope=scope,
+                expect=frozenset({201, 202}),
+                deadline=deadline,
+                headers={"Content-Length": "0"},
+            )
+        except HTTPFailure as error:
+            if error.retryable:
+                raise
+            # Not here, not from there, or not with this account: sending it is the way that always works.
+            return False
         answer.discard()
         if answer.status == 201:
             return True

@@ -117,20 +117,20 @@ class Fetcher:
         progress: Progress = silent,
     ) -> Iterator[Readable]:
         """The blob's bytes from `offset`, in order and resumed on a cut; not yet verified."""
+        stream: _ParallelStream | _ResumingStream
         if self._connections > 1 and descriptor.size - offset >= _PARALLEL_MIN:
-            parallel = _ParallelStream(self._registry, ref, descriptor, offset, self._connections, deadline)
-            try:
-                yield parallel
-            finally:
-                parallel.close()
+            stream = _ParallelStream(self._registry, ref, descriptor, offset, self._connections, deadline)
         else:
             stream = _ResumingStream(
                 self._registry, ref, descriptor, offset, descriptor.size, deadline, progress
             )
-            try:
-                yield stream
-            finally:
-                stream.close()
+        try:
+            yield stream
+        except IntegrityError:
+            self._registry.distrust(ref)
+            raise
+        finally:
+            stream.close()
 
     def read(self, ref: Reference, descriptor: Descriptor, *, limit: int, deadline: Deadline) -> bytes:
         """A small blob whole and verified, such as a config; raises SizeMismatch above `limit`."""

@@ -214,6 +214,13 @@ def test_a_mount_that_is_not_granted_leaves_no_upload_behind(scene: Scene) -> No
     assert scene.registry.uploads == {}
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405])
+def test_a_registry_that_does_not_mount_gets_the_bytes_instead(scene: Scene, status: int) -> None:
+    scene.registry.fault(lambda q: Response(status) if "mount" in q.query else None)
+    source, target = scene.registry.reference(REPO), scene.registry.reference("team/copy")
+    assert not scene.client().mount_blob(target, scene.layer.digest, source=source, deadline=scene.deadline())
+
+
 def test_a_mount_across_registries_is_not_asked_for(scene: Scene) -> None:
     source = scene.stranger.reference(REPO)
     assert not scene.client().mount_blob(

@@ -41,15 +41,19 @@ class Stream:
 
 
 class Server:
-    """Just the one call a fetcher makes, with faults: `cuts` says after how many bytes each request ends."""
+    """Just the calls a fetcher makes, with faults: `cuts` says after how many bytes each request ends."""
 
     def __init__(self, data: bytes, cuts: list[int | None] | None = None, *, ranges: bool = True) -> None:
         self.data = data
         self.cuts = cuts or []
         self.ranges = ranges
         self.served = 0
+        self.distrusted = 0
         self.requests: list[tuple[int, int | None]] = []
         self._lock = threading.Lock()
+
+    def distrust(self, ref: Reference) -> None:
+        self.distrusted += 1
 
     @contextlib.contextmanager
     def blob(
@@ -114,8 +118,10 @@ def test_parallel_segments_arrive_in_order() -> None:
 
 def test_wrong_bytes_are_refused() -> None:
     data = b"x" * 100
+    server = Server(b"y" * 100)
     with pytest.raises(DigestMismatch):
-        fetch(Server(b"y" * 100), descriptor(data))
+        fetch(server, descriptor(data))
+    assert server.distrusted == 1  # a mirror that sent them is not asked again at once
 
 
 def test_wrong_bytes_of_a_large_blob_are_refused() -> None:
