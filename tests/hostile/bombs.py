@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import struct
 import sys
 import time
@@ -27,6 +26,7 @@ from tests.fakes.tars import (
     zstd_compressor,
     zstd_header,
 )
+from tests.figures import peak_memory
 from unlade.errors import UnladeError
 from unlade.unpack import Limits, UnpackPolicy, unpack
 
@@ -199,8 +199,7 @@ def main(name: str, directory: str) -> None:
         unpack(Reading(stream()), dirfd, policy)
     except UnladeError as error:
         code = error.code
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"code": code, "seconds": time.monotonic() - started, "peak": peak * 1024}))
+    print(json.dumps({"code": code, "seconds": time.monotonic() - started, "peak": peak_memory()}))
 
 
 if __name__ == "__main__":

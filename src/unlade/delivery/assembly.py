@@ -131,6 +131,12 @@ class Assembly(Generic[_S]):
                 for part in group:
                     self._target.merge(self._scratch[part.number], part.effect, deadline=deadline)
 
+    def measure(self, deadline: Deadline) -> tuple[int, int]:
+        """Bytes and entries of the result; call it after `merge`. What was replaced or cut does not count."""
+        if self._direct:
+            return self.parts[0].size, self.parts[0].entries
+        return _measure(self._target.dirfd, set(), deadline)
+
     def _merge_source(self, group: Sequence[Part], only: tuple[str, ...], deadline: Deadline) -> None:
         base = self._scratch[group[0].number]
         implicit = set(group[0].effect.implicit_dirs)
@@ -208,6 +214,30 @@ def _prune(fd: int, prefix: bytes, only: tuple[str, ...], kept: set[bytes], dead
                 continue
         remove_tree(fd, name)
     return any_kept
+
+
+def _measure(fd: int, seen: set[int], deadline: Deadline) -> tuple[int, int]:
+    """Bytes and entries below a directory; a file of several names has its bytes once."""
+    size = entries = 0
+    for name in os.listdir(fd):
+        deadline.check()
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        entries += 1
+        if stat.S_ISDIR(info.st_mode):
+            try:
+                child = os.open(name, _DIRECTORY, dir_fd=fd)
+            except PermissionError:
+                continue  # a directory that its unprivileged owner closed to himself
+            try:
+                inside = _measure(child, seen, deadline)
+            finally:
+                os.close(child)
+            size, entries = size + inside[0], entries + inside[1]
+        elif stat.S_ISREG(info.st_mode) and info.st_ino not in seen:
+            if info.st_nlink > 1:
+                seen.add(info.st_ino)
+            size += info.st_size
+    return size, entries
 
 
 def _everything_below(dirfd: int, name: bytes, path: bytes) -> Iterator[bytes]:

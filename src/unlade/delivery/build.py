@@ -15,14 +15,14 @@ import fcntl
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from unlade.delivery.assembly import Assembly, Directory, Part, Target
 from unlade.errors import IntegrityError
-from unlade.model import Deadline, DiffID, Reference
+from unlade.model import Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.planning import Plan, Step
 from unlade.store import DirStore
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Readable, Verifier, pump, silent
@@ -43,6 +43,12 @@ class TrailingBytes(IntegrityError):
     code = "trailing-bytes"
 
 
+class TwoFaced(IntegrityError):
+    """Content that begins otherwise than when its format was looked at."""
+
+    code = "two-faced"
+
+
 class DiffMismatch(IntegrityError):
     """A layer that unpacks to something else than its publisher says, in a config or an annotation."""
 
@@ -56,6 +62,9 @@ class Context:
     references: Sequence[Reference]
     deadline: Deadline
     progress: Progress = silent
+    # First bytes that decided the plan; the content must begin with them. Those that did are `seen`.
+    heads: Mapping[Digest, bytes] = field(default_factory=dict)
+    seen: set[Digest] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ class Builder:
         tasks = [Task(part, step) for part in assembly.parts for step in part.steps]
         self.side_by_side(tasks, carry_out, size=lambda task: task.step.layer.size)
         assembly.merge(context.deadline)
-        return sum(part.size for part in assembly.parts), sum(part.entries for part in assembly.parts)
+        return assembly.measure(context.deadline)
 
     def side_by_side(
         self, tasks: Sequence[_T], work: Callable[[_T], object], *, size: Callable[[_T], int]
@@ -203,11 +212,16 @@ class Builder:
 
         tell("start")
         verifier = Verifier(layer)
+        head = context.heads.get(layer.digest)
+        if head is not None:
+            write = _beginning_with(head, layer, write)
         try:
             pump(source, verifier, write, deadline=context.deadline, on_bytes=on_bytes, expected=layer.size)
         except BaseException:
             tell("failed")
             raise
+        if head is not None:
+            context.seen.add(layer.digest)
         tell("done")
 
     @contextlib.contextmanager
@@ -225,6 +239,26 @@ class Builder:
             reference, step.layer, deadline=context.deadline, progress=context.progress
         ) as stream:
             yield stream
+
+
+def _beginning_with(
+    head: bytes, layer: Descriptor, write: Callable[[memoryview], object]
+) -> Callable[[memoryview], None]:
+    """Writes on, and refuses content that begins otherwise than what its plan was made from."""
+    position = 0
+
+    def checked(data: memoryview) -> None:
+        nonlocal position
+        expected = head[position : position + len(data)]
+        if data[: len(expected)] != expected:
+            raise TwoFaced(
+                f"the registry showed other first bytes of {layer.digest} than it sent",
+                next_step="the registry or something on the way is broken or hostile; use another mirror",
+            )
+        position += len(data)
+        write(data)
+
+    return checked
 
 
 def _write_all(fd: int, data: memoryview) -> None:

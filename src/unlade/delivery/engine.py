@@ -128,7 +128,8 @@ class Engine:
     ) -> Delivered:
         """Deliver what `plan` gave for this request, without resolving anything again."""
         deadline = deadline or Deadline.never()
-        context = Context([one.reference for one in found], deadline, progress)
+        heads = {digest: head for one in found for digest, head in one.heads.items()}
+        context = Context([one.reference for one in found], deadline, progress, heads)
         destination = request.destination
         if isinstance(destination, Directory):
             return self._directory(plan, found, request, destination, context)
@@ -143,7 +144,7 @@ class Engine:
                 return self._in_store(plan, found[0], request, lease, context)
             tree, cached = self._tree(plan, found, request, lease, context)
             if len(found) == 1:
-                self._record(found[0], request, lease, tree=tree.key, content=request.keep_blobs)
+                self._record(found[0], request, lease, context, tree=tree.key, content=request.keep_blobs)
             if isinstance(destination, AsTree):
                 return _as_tree(plan, found, tree, cached=cached)
             path = self._mount(tree, request, destination)
@@ -198,7 +199,7 @@ class Engine:
         blobs = {found.manifest.config.digest: found.manifest.config}
         blobs.update({layer.digest: layer for layer in found.manifest.layers})
         fetched = self._ingest_all(list(blobs.values()), found, lease, context)
-        self._record(found, request, lease, tree=None, content=True)
+        self._record(found, request, lease, context, tree=None, content=True)
         size = sum(blob.size for blob in blobs.values())
         return _delivered(plan, (found,), str(store.path), None, size, len(blobs), cached=not fetched)
 
@@ -298,7 +299,14 @@ class Engine:
         return path
 
     def _record(
-        self, found: Found, request: Request, lease: Lease, *, tree: Digest | None, content: bool
+        self,
+        found: Found,
+        request: Request,
+        lease: Lease,
+        context: Context,
+        *,
+        tree: Digest | None,
+        content: bool,
     ) -> None:
         store = self._need_store()
         reference = str(found.reference)
@@ -309,6 +317,10 @@ class Engine:
         store.put(found.descriptor, found.raw, lease=lease)
         if found.index is not None and found.index_raw is not None:
             store.put(found.index, found.index_raw, lease=lease)
+        # With what planning looked at, the next delivery needs no registry.
+        if (config := found.configs.get(found.manifest.config.digest)) is not None:
+            store.put(found.manifest.config, config, lease=lease)
+        store.heads.remember({digest: context.heads[digest] for digest in context.seen})
         store.images.put(
             ImageRecord(
                 reference,
@@ -334,13 +346,20 @@ class Engine:
         if self._store is not None and self._store.stat(blob.digest) is not None:
             with self._store.open(blob.digest) as held:
                 return held.read(MAX_MANIFEST_BYTES)
-        return self._fetcher.read(found.reference, blob, limit=MAX_MANIFEST_BYTES, deadline=deadline)
+        raw = self._fetcher.read(found.reference, blob, limit=MAX_MANIFEST_BYTES, deadline=deadline)
+        found.configs[blob.digest] = raw
+        return raw
 
     def _peek(self, found: Found, layer: Descriptor, count: int, deadline: Deadline) -> bytes:
         if self._store is not None and self._store.stat(layer.digest) is not None:
             with self._store.open(layer.digest) as held:
                 return held.read(count)
-        return self._fetcher.peek(found.reference, layer, count, deadline=deadline)
+        known = self._store.heads.get(layer.digest, count, layer.size) if self._store is not None else None
+        if known is not None:
+            return known
+        head = self._fetcher.peek(found.reference, layer, count, deadline=deadline)
+        found.heads[layer.digest] = max(head, found.heads.get(layer.digest, b""), key=len)
+        return head
 
     def _stackable(self, plan: Plan) -> bool:
         """Whether overlay can show it: one image, whole, with layers, and an owner who may make whiteouts."""

@@ -14,6 +14,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,9 @@ from unlade.unpack import Unpacked
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MARK: Final = b".unlade-"
+_FRESH: Final = b".unlade-fresh-"
+# A staging takes microseconds from its making to its lock; one that took this long has no owner.
+_FRESH_SECONDS: Final = 600.0
 _ROOT: Final = b"root"
 _OLD: Final = b"old"
 # The root of an image without an entry of its own, whatever our umask.
@@ -112,12 +116,16 @@ class OwnDirectory:
             holder = os.open(self._name, _DIRECTORY, dir_fd=self._parent)
             stack.callback(os.close, holder)
         _remove_dead(holder, self._prefix)
-        name = self._prefix + secrets.token_hex(8).encode()
-        os.mkdir(name, 0o700, dir_fd=holder)
+        token = secrets.token_hex(8).encode()
+        # Locked before it has the name by which others look for dead ones.
+        name, fresh = self._prefix + token, _FRESH + token
         stack.callback(remove_tree, holder, name)
-        self._home = os.open(name, _DIRECTORY, dir_fd=holder)
+        stack.callback(remove_tree, holder, fresh)
+        os.mkdir(fresh, 0o700, dir_fd=holder)
+        self._home = os.open(fresh, _DIRECTORY, dir_fd=holder)
         stack.callback(os.close, self._home)
         fcntl.flock(self._home, fcntl.LOCK_EX)
+        os.rename(fresh, name, src_dir_fd=holder, dst_dir_fd=holder)
         self._stack = stack
         self.dirfd = self._make(_ROOT)
 
@@ -216,7 +224,7 @@ class OwnDirectory:
     def _is_empty(self) -> bool:
         fd = os.open(self._name, _DIRECTORY, dir_fd=self._parent)
         try:
-            return all(os.fsencode(entry).startswith(self._prefix) for entry in os.listdir(fd))
+            return all(os.fsencode(entry).startswith((self._prefix, _FRESH)) for entry in os.listdir(fd))
         finally:
             os.close(fd)
 
@@ -224,13 +232,16 @@ class OwnDirectory:
 def _remove_dead(parent: int, prefix: bytes) -> None:
     for entry in os.listdir(parent):
         name = os.fsencode(entry)
-        if not name.startswith(prefix):
+        fresh = name.startswith(_FRESH)
+        if not fresh and not name.startswith(prefix):
             continue
         try:
             fd = os.open(name, _DIRECTORY, dir_fd=parent)
         except OSError:
             continue
         try:
+            if fresh and os.fstat(fd).st_mtime > time.time() - _FRESH_SECONDS:
+                continue
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             continue  # its owner lives

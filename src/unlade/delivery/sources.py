@@ -9,7 +9,7 @@ show that they could pull it (V5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from unlade.delivery.request import GRANT_SECONDS, PullPolicy, Request, Resolved
@@ -58,6 +58,9 @@ class Found:
     index_raw: bytes | None
     platform: Platform | None
     local: bool
+    # What planning had to look at: layers' first bytes, not verified yet, and whole configs, which are.
+    heads: dict[Digest, bytes] = field(default_factory=dict, compare=False, repr=False)
+    configs: dict[Digest, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def resolved(self) -> Resolved:

@@ -122,9 +122,8 @@ def test_a_blob_cut_at_20_random_points_arrives_whole(
 def measured(script: str, *arguments: str) -> tuple[int, int]:
     """Run a script in a process of its own; peak RSS in bytes of it and of the largest of its children."""
     tail = (
-        "\nimport re, resource\n"
-        # Not ru_maxrss, which a process inherits from the one that started it: this test's own peak.
-        "own = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "\nimport resource\nfrom tests.figures import peak_memory\n"
+        "own = peak_memory() >> 10\n"
         "below = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
         "print(own * 1024, below * 1024)\n"
     )

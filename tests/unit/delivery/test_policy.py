@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.httpd import Request as Asked
+from tests.fakes.httpd import Response
 from tests.fakes.registry import FakeRegistry
-from tests.unit.delivery.conftest import ARTIFACT, PutImage
+from tests.unit.delivery.conftest import ARTIFACT, PutImage, tar
 from unlade.delivery import (
     AsTree,
     Directory,
@@ -19,9 +22,9 @@ from unlade.delivery import (
     Request,
     default_policy,
 )
-from unlade.errors import InvalidInput, RegistryError
+from unlade.errors import IntegrityError, InvalidInput, RegistryError
 from unlade.model import Digest, Platform, Reference
-from unlade.model.mediatypes import ANNOTATION_CREATED, ANNOTATION_TITLE, OCI_INDEX
+from unlade.model.mediatypes import ANNOTATION_CREATED, ANNOTATION_TITLE, OCI_INDEX, OCI_LAYER_GZIP
 from unlade.registry import Credential, Registry, RegistryConfig, StaticCredentials
 from unlade.store import DirStore
 
@@ -238,3 +241,52 @@ def test_what_the_store_holds_is_not_fetched(
 def test_several_references_cannot_fill_the_store(fake: FakeRegistry) -> None:
     with pytest.raises(InvalidInput):
         Request(references=(fake.reference("a"), fake.reference("b")), destination=InStore())
+
+
+@pytest.mark.parametrize("family", ["packed directory", "untitled tar", "config decides"])
+def test_what_is_cached_needs_no_registry(engine: Engine, fake: FakeRegistry, family: str) -> None:
+    """V2, never: also where planning had to look at a layer's first bytes, or at the config."""
+    archive = gzip.compress(tar({"d/": None, "d/f": b"1"}), mtime=0)
+    if family == "packed directory":
+        packed = {ANNOTATION_TITLE: "d", "io.deis.oras.content.unpack": "true"}
+        fake.put_artifact("pkg", "v1", [fake.put_blob("pkg", archive, OCI_LAYER_GZIP, packed)], ARTIFACT)
+    elif family == "untitled tar":
+        fake.put_artifact("pkg", "v1", [fake.put_blob("pkg", archive, "application/x-tar")], ARTIFACT)
+    else:
+        kit = "application/vnd.kitops.modelkit"
+        config = fake.put_blob("pkg", b'{"manifestVersion":"1.0.0"}', f"{kit}.config.v1+json")
+        layer = fake.put_blob("pkg", archive, f"{kit}.model.v1.tar+gzip")
+        document = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "artifactType": f"{kit}.manifest.v1+json",
+            "config": config.to_json(),
+            "layers": [layer.to_json()],
+        }
+        fake.put_manifest("pkg", "v1", document)
+    ref = fake.reference("pkg", "v1")
+    first = engine.deliver(as_tree(ref))
+    fake.clear_log()
+    again = engine.deliver(as_tree(ref, pull="never"))
+    assert again.tree == first.tree
+    assert again.cached
+    assert fake.seen() == []
+
+
+def test_a_registry_with_two_faces_is_found_out(engine: Engine, fake: FakeRegistry) -> None:
+    """What was shown when the format was looked at must be what is sent."""
+    words = b"plain words, no archive" * 20_000
+    blob = fake.put_blob("pkg", words, "application/x-unknown")
+    fake.put_artifact("pkg", "v1", [blob], ARTIFACT)
+    archive = gzip.compress(tar({"f": b"1"}))
+
+    def other_head(request: Asked, response: Response) -> Response | None:
+        if "/blobs/" in request.path and request.headers.get("Range"):
+            asked = int(response.headers["Content-Length"]) if "Content-Length" in response.headers else 0
+            return Response(206, dict(response.headers), archive.ljust(asked or len(response.body), b"\0"))  # type: ignore[arg-type]
+        return None
+
+    fake.alter(other_head)
+    with pytest.raises(IntegrityError) as caught:
+        engine.deliver(as_tree(fake.reference("pkg", "v1")))
+    assert caught.value.code == "two-faced"
