@@ -76,7 +76,9 @@ class ImageRecords:
 
     def label(self, name: str, changes: dict[str, str]) -> None:
         """Set labels; an empty value removes the label. A record that is gone is no error."""
-        request = images_pb2.UpdateImageRequest(image=images_pb2.Image(name=name, labels=changes))
+        # The mask leaves the target as it is; containerd 2.4 dies of a message without one.
+        image = images_pb2.Image(name=name, labels=changes, target=types_pb2.Descriptor())
+        request = images_pb2.UpdateImageRequest(image=image)
         request.update_mask.paths.extend(f"labels.{key}" for key in changes)
         with contextlib.suppress(Missing):
             self._containerd.call(_UPDATE, request, f"label the image {name}")
