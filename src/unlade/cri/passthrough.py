@@ -78,8 +78,13 @@ class Upstream:
         except grpc.RpcError as error:
             raise abort(context, error) from error
 
+    def ask(self, name: str, request: bytes, seconds: float = _PATIENCE) -> bytes:
+        """A call of our own; waits for a containerd that is starting. Raises grpc.RpcError."""
+        answer: bytes = self._unary[name](request, timeout=seconds, wait_for_ready=True)
+        return answer
+
     def _call(self, name: str, request: bytes, context: grpc.ServicerContext) -> bytes:
-        call = self._unary[name].future(request, timeout=_time_left(context), metadata=_metadata(context))
+        call = self._unary[name].future(request, timeout=time_left(context), metadata=_metadata(context))
         if not context.add_callback(call.cancel):
             call.cancel()  # the caller is gone already
         try:
@@ -91,7 +96,7 @@ class Upstream:
         return answer
 
     def _stream(self, name: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        call = self._streaming[name](request, timeout=_time_left(context), metadata=_metadata(context))
+        call = self._streaming[name](request, timeout=time_left(context), metadata=_metadata(context))
         if not context.add_callback(call.cancel):
             call.cancel()
         yield from call
@@ -101,7 +106,7 @@ class Upstream:
         """Whether containerd was away and is there again; every call of this service may be repeated."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return False
-        left = _time_left(context)
+        left = time_left(context)
         ready = grpc.channel_ready_future(self._channel)
         try:
             ready.result(timeout=_PATIENCE if left is None else min(_PATIENCE, left))
@@ -137,7 +142,8 @@ def _bound(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return handle
 
 
-def _time_left(context: grpc.ServicerContext) -> float | None:
+def time_left(context: grpc.ServicerContext) -> float | None:
+    """Seconds until the caller's deadline; None when it has none."""
     left = context.time_remaining()
     # grpc tells "no deadline" as some hundreds of years, which overflows on the way down.
     return left if left is not None and left < 10**9 else None

@@ -10,16 +10,22 @@ moment finds either the old service or the new one; the kubelet exits when the s
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
-from unlade.cri.passthrough import IMAGE_SERVICE, MESSAGE_BYTES, Upstream, connect, passing
+from unlade.cri.images import Images
+from unlade.cri.passthrough import IMAGE_SERVICE, MESSAGE_BYTES, Handler, Upstream, abort, passing
+from unlade.cri.statuses import message, status
+from unlade.errors import UnladeError
+
+_log = logging.getLogger(__name__)
 
 # A kubelet with no limit of its own may start a pull for every pod of a full node.
 WAITING_PULLS: Final = 256
@@ -76,11 +82,10 @@ class PullQueue:
 class ImageServer:
     """Serves the image service on a socket; `close` lets running calls end within a grace."""
 
-    def __init__(self, socket: str, containerd: str, *, parallel_pulls: int = 8) -> None:
+    def __init__(self, socket: str, upstream: Upstream, images: Images, *, parallel_pulls: int = 8) -> None:
         self._socket = socket
         self.pulls = PullQueue(parallel_pulls)
-        self._channel = connect(containerd)
-        self.upstream = Upstream(self._channel)
+        self._images = images
         self._server = grpc.server(
             ThreadPoolExecutor(self.pulls.capacity + _OTHER_CALLS, thread_name_prefix="unlade-cri"),
             options=[
@@ -88,21 +93,18 @@ class ImageServer:
                 ("grpc.max_send_message_length", MESSAGE_BYTES),
             ],
         )
-        handlers = self.handlers()
+        handlers = passing(upstream)
+        handlers["PullImage"] = grpc.unary_unary_rpc_method_handler(self._pull)
+        handlers["ImageStatus"] = grpc.unary_unary_rpc_method_handler(_answering(images.status))
+        handlers["RemoveImage"] = grpc.unary_unary_rpc_method_handler(_answering(images.remove))
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(IMAGE_SERVICE, handlers),)
         )
 
-    def handlers(self) -> dict[str, Any]:
-        """What answers each call."""
-        handlers = passing(self.upstream)
-        handlers["PullImage"] = grpc.unary_unary_rpc_method_handler(self.pull)
-        return handlers
-
-    def pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """PullImage, in its turn."""
         with self.pulls.turn(context):
-            return self.upstream.call("PullImage", request, context)
+            return _answering(self._images.pull)(request, context)
 
     def start(self) -> None:
         """Listen; the socket is in its place when this returns."""
@@ -121,4 +123,19 @@ class ImageServer:
     def close(self, grace: float = 5.0) -> None:
         """Take no more calls, give running ones their grace; the socket stays for who comes next."""
         self._server.stop(grace).wait()
-        self._channel.close()
+
+
+def _answering(call: Handler) -> Handler:
+    """Turns our errors, and those of calls of our own below, into the caller's status."""
+
+    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return call(request, context)
+        except UnladeError as error:
+            _log.warning("%s", error.message, extra={"code": error.code})
+            context.abort(status(error), message(error))
+            raise  # not reached: abort raises
+        except grpc.RpcError as error:
+            raise abort(context, error) from error
+
+    return handle

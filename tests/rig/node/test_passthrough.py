@@ -16,64 +16,9 @@ from rig.cluster import Rig
 from rig.images import tar
 from rig.pods import Namespace
 from tests.figures import figure
+from tests.rig.node.client import Client
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.passthrough import IMAGE_SERVICE, connect
-from unlade.cri.server import ImageServer
-
-
-class Client:
-    """A CRI client that speaks our messages."""
-
-    def __init__(self, socket: str) -> None:
-        self.channel = connect(socket)
-
-    def call(self, name: str, request: object, answer: type, seconds: float = 30) -> object:
-        method = self.channel.unary_unary(
-            f"/{IMAGE_SERVICE}/{name}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=answer.FromString,  # type: ignore[attr-defined]
-        )
-        return method(request, timeout=seconds)
-
-    def status(self, image: str, handler: str = "") -> api.Image | None:
-        spec = api.ImageSpec(image=image, runtime_handler=handler)
-        answer = self.call("ImageStatus", api.ImageStatusRequest(image=spec), api.ImageStatusResponse)
-        assert isinstance(answer, api.ImageStatusResponse)
-        return answer.image if answer.HasField("image") else None
-
-    def images(self) -> list[str]:
-        answer = self.call("ListImages", api.ListImagesRequest(), api.ListImagesResponse)
-        assert isinstance(answer, api.ListImagesResponse)
-        return sorted(image.id for image in answer.images)
-
-    def pull(self, image: str) -> str:
-        request = api.PullImageRequest(image=api.ImageSpec(image=image))
-        answer = self.call("PullImage", request, api.PullImageResponse, seconds=120)
-        assert isinstance(answer, api.PullImageResponse)
-        return answer.image_ref
-
-    def remove(self, image: str) -> None:
-        request = api.RemoveImageRequest(image=api.ImageSpec(image=image))
-        self.call("RemoveImage", request, api.RemoveImageResponse)
-
-
-@pytest.fixture(scope="module")
-def through(cluster: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("cri") / "image.sock"
-    server = ImageServer(str(path), str(cluster.node.containerd_socket), parallel_pulls=4)
-    server.start()
-    yield path
-    server.close(grace=1)
-
-
-@pytest.fixture
-def ours(through: Path) -> Client:
-    return Client(str(through))
-
-
-@pytest.fixture
-def direct(cluster: Rig) -> Client:
-    return Client(str(cluster.node.containerd_socket))
 
 
 def test_answers_are_containerds_own(cluster: Rig, ours: Client, direct: Client) -> None:

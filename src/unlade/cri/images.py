@@ -1,0 +1,228 @@
+"""What the node does itself: pulls, status and removal where artifacts and runtime handlers matter.
+
+A pull asks the registry first, with the pod's credentials. An ordinary image is left to containerd, its
+request untouched; anything else becomes a tree of containerd's (`unlade.containerd`), which the kubelet
+then mounts by its ID like any image. Status and Remove go to containerd too, unless what they name is one
+of ours: identity is (name, handler, options) there (R1), and containerd knows names alone.
+
+Invariant: no artifact is ever answered as an image that would be mounted as an empty directory (V14). When
+we cannot reach a registry and containerd can (its own mirrors, its own credentials), containerd pulls; then
+what it got is looked at, and taken away again unless it is an image.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import grpc
+
+from unlade.containerd import ArtifactImage, ContainerdError, Handlers, PullOptions
+from unlade.cri.annotations import pull_options
+from unlade.cri.api import images_pb2 as api
+from unlade.cri.credentials import from_auth
+from unlade.cri.passthrough import Upstream, time_left
+from unlade.errors import InvalidInput, RegistryError
+from unlade.model import Deadline, Reference
+from unlade.registry import CredentialSource
+from unlade.transfer import Progress, ProgressEvent
+
+_log = logging.getLogger(__name__)
+# containerd's CRI learns of new records by its own events: milliseconds, on a busy node a second or two.
+_TAKE_UP: Final = 30.0
+# A removed image may be seen a moment longer; the caller is not kept for it.
+_LET_GO: Final = 2.0
+_PAUSE: Final = 0.01
+# IDs remembered as ours or not; far more than a node has images.
+_REMEMBERED: Final = 16384
+
+
+class Artifacts(Protocol):
+    """What is used of `unlade.containerd.Artifacts`."""
+
+    def pull(
+        self,
+        reference: Reference | str,
+        *,
+        handler: str = "",
+        credentials: CredentialSource | None = None,
+        options: PullOptions | None = None,
+        deadline: Deadline | None = None,
+        progress: Progress = ...,
+    ) -> ArtifactImage | None:
+        """Make it mountable; None for an ordinary image."""
+        ...
+
+    def find(
+        self, name_or_id: str, *, handler: str | None = None, options: PullOptions | None = None
+    ) -> ArtifactImage | None:
+        """What is there; None when it is none of ours."""
+        ...
+
+    def remove(self, name_or_id: str, *, handler: str | None = None) -> bool:
+        """Remove an image ID, or one handler's tuples of it."""
+        ...
+
+
+class Images:
+    """Answers PullImage, ImageStatus and RemoveImage; thread-safe. Raises UnladeError and grpc.RpcError."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        artifacts: Artifacts,
+        handlers: Handlers,
+        *,
+        is_image: Callable[[api.Image], bool],
+    ) -> None:
+        self._upstream = upstream
+        self._artifacts = artifacts
+        self._handlers = handlers
+        self._is_image = is_image
+        self._known: dict[str, bool] = {}
+
+    def pull(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """PullImage."""
+        request = api.PullImageRequest.FromString(raw)
+        spec = request.image
+        self._handlers.resolve(spec.runtime_handler)
+        options = _options(spec)
+        try:
+            reference = Reference.parse(spec.image)
+        except InvalidInput:
+            return self._upstream.call("PullImage", raw, context)  # containerd says what is wrong with it
+        deadline = _deadline(context)
+        watched = _Watched()
+        try:
+            made = self._artifacts.pull(
+                reference,
+                handler=spec.runtime_handler,
+                credentials=from_auth(request.auth, reference),
+                options=options,
+                deadline=deadline,
+                progress=watched,
+            )
+        except RegistryError as error:
+            if watched.content or not options.plain:
+                raise
+            _log.info("left to containerd, the registry cannot be asked: %s", error.message)
+            return self._pull_and_look(raw, context, error)
+        if made is None:
+            return self._upstream.call("PullImage", raw, context)
+        self._remember(made.id, ours=True)
+        self._wait(made.id, present=True, seconds=_TAKE_UP, deadline=deadline)
+        answer: bytes = api.PullImageResponse(image_ref=made.id).SerializeToString()
+        return answer
+
+    def status(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """ImageStatus, by tuple. containerd's names are those of the default handler without options."""
+        request = api.ImageStatusRequest.FromString(raw)
+        spec = request.image
+        handler = self._handlers.resolve(spec.runtime_handler).name
+        options = _options(spec)
+        if options.plain and not spec.runtime_handler:
+            return self._upstream.call("ImageStatus", raw, context)
+        known = self._look(spec.image)
+        if known is not None and _is_id(spec.image, known.id):
+            other = self._is_ours(known.id) and self._artifacts.find(known.id, handler=handler) is None
+            return _absent() if other else self._upstream.call("ImageStatus", raw, context)
+        found = self._artifacts.find(spec.image, handler=handler, options=options)
+        if found is not None:
+            request.image.image = found.id
+            return self._upstream.call("ImageStatus", request.SerializeToString(), context)
+        if known is None or self._is_ours(known.id) or not options.plain:
+            return _absent()
+        return self._upstream.call("ImageStatus", raw, context)  # an ordinary image: one for all handlers
+
+    def remove(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """RemoveImage: with a handler its tuples, without one the whole image (R4)."""
+        request = api.RemoveImageRequest.FromString(raw)
+        spec = request.image
+        handler = self._handlers.resolve(spec.runtime_handler).name if spec.runtime_handler else None
+        known = self._look(spec.image)
+        if known is not None and not self._is_ours(known.id):
+            return self._upstream.call("RemoveImage", raw, context)
+        name = known.id if known is not None and _is_id(spec.image, known.id) else spec.image
+        if not self._artifacts.remove(name, handler=handler) and known is None:
+            return self._upstream.call("RemoveImage", raw, context)
+        if known is not None and self._artifacts.find(known.id) is None:
+            with suppress(ContainerdError):
+                self._wait(known.id, present=False, seconds=_LET_GO, deadline=_deadline(context))
+        answer: bytes = api.RemoveImageResponse().SerializeToString()
+        return answer
+
+    def _pull_and_look(self, raw: bytes, context: grpc.ServicerContext, error: RegistryError) -> bytes:
+        """Let containerd pull what we could not resolve; raises `error` when it got no image."""
+        answer = self._upstream.call("PullImage", raw, context)
+        pulled = api.PullImageResponse.FromString(answer).image_ref
+        image = self._look(pulled)
+        if image is None or self._is_ours(image.id) or self._is_image(image):
+            return answer
+        spec = api.ImageSpec(image=pulled)
+        self._upstream.ask("RemoveImage", api.RemoveImageRequest(image=spec).SerializeToString())
+        raise error
+
+    def _look(self, name: str) -> api.Image | None:
+        """What containerd's CRI says about a name or ID."""
+        request = api.ImageStatusRequest(image=api.ImageSpec(image=name))
+        answer = self._upstream.ask("ImageStatus", request.SerializeToString())
+        known = api.ImageStatusResponse.FromString(answer)
+        return known.image if known.HasField("image") else None
+
+    def _wait(self, image: str, *, present: bool, seconds: float, deadline: Deadline) -> None:
+        until = time.monotonic() + seconds
+        while (self._look(image) is not None) is not present:
+            if time.monotonic() > until:
+                raise ContainerdError(
+                    f"containerd did not take up image {image} within {seconds:.0f} s",
+                    next_step="the kubelet tries again; check containerd's log",
+                )
+            deadline.wait(_PAUSE)
+
+    def _is_ours(self, image: str) -> bool:
+        """Whether an ID is a tree of ours. The ID is a digest of what says so: the answer never changes."""
+        known = self._known.get(image)
+        if known is None:
+            known = self._artifacts.find(image) is not None
+            self._remember(image, ours=known)
+        return known
+
+    def _remember(self, image: str, *, ours: bool) -> None:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[image] = ours
+
+
+class _Watched:
+    """Notes whether content was asked for: from then on it is known to be an artifact."""
+
+    def __init__(self) -> None:
+        self.content = False
+
+    def __call__(self, event: ProgressEvent) -> None:  # noqa: ARG002 - that it came is all
+        self.content = True
+
+
+def _options(spec: api.ImageSpec) -> PullOptions:
+    return pull_options(spec.annotations, spec.image, spec.user_specified_image)
+
+
+def _deadline(context: grpc.ServicerContext) -> Deadline:
+    left = time_left(context)
+    deadline = Deadline.never() if left is None else Deadline.after(left)
+    if not context.add_callback(deadline.cancel):
+        deadline.cancel()
+    return deadline
+
+
+def _is_id(name: str, image: str) -> bool:
+    """Whether a name is the image's ID, or the beginning of it, as people type them."""
+    return bool(name) and (image == name or image.startswith(f"sha256:{name}"))
+
+
+def _absent() -> bytes:
+    answer: bytes = api.ImageStatusResponse().SerializeToString()
+    return answer

@@ -1,0 +1,92 @@
+"""The whole service of a node, wired: containerd below, the kubelet's socket above.
+
+Started in this order: containerd answers, its handlers are known, what a killed predecessor left is tidied
+away, and only then the socket is in its place. So a kubelet never sees half of anything. Nothing here is
+worth keeping: containerd is the database, and a service that was killed is simply started again.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from unlade.containerd import Artifacts, Containerd, ContainerdStore, Handler
+from unlade.cri.images import Images
+from unlade.cri.passthrough import Upstream, connect
+from unlade.cri.pulled import is_image
+from unlade.cri.runtime import discover
+from unlade.cri.server import ImageServer
+from unlade.registry import CredentialSource, DockerConfigCredentials, Registry, RegistryConfig
+
+_log = logging.getLogger(__name__)
+# How long a start waits for containerd; then it fails, and systemd starts it again.
+_START: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What a node's administrator decides."""
+
+    socket: str = "/run/unlade/image.sock"
+    containerd: str = "/run/containerd/containerd.sock"
+    state: Path = Path("/run/unlade")
+    parallel_pulls: int = 8
+    handlers: tuple[Handler, ...] = ()
+    registry: RegistryConfig = field(default_factory=RegistryConfig.system)
+    credentials: CredentialSource = field(default_factory=DockerConfigCredentials)
+
+
+class NodeService:
+    """Serves from `start` until `close`; a context manager that does both."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._parts = ExitStack()
+        self._server: ImageServer | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Listen; raises UnladeError when containerd is not there or not usable."""
+        with ExitStack() as parts:
+            self._server = self._assemble(parts)
+            self._parts = parts.pop_all()
+        self._server.start()
+        _log.info("serving on %s", self._config.socket)
+
+    def close(self, grace: float = 5.0) -> None:
+        """Let running calls end within the grace; idempotent. The socket stays for who comes next."""
+        if self._server is not None:
+            self._server.close(grace)
+            self._server = None
+        self._parts.close()
+
+    def _assemble(self, parts: ExitStack) -> ImageServer:
+        config = self._config
+        channel = connect(config.containerd)
+        parts.callback(channel.close)
+        handlers = discover(channel, config.handlers, seconds=_START)
+        containerd = parts.enter_context(Containerd(config.containerd, state=config.state))
+        registry = parts.enter_context(Registry(config.registry, config.credentials))
+        artifacts = parts.enter_context(Artifacts(containerd, registry, handlers))
+        recovered = artifacts.recover()
+        _log.info(
+            "tidied away: %d leases, %d images, %d names",
+            *(len(found) for found in (recovered.leases, recovered.images, recovered.names)),
+        )
+        upstream = Upstream(channel)
+        looks = partial(is_image, ContainerdStore(containerd))
+        images = Images(upstream, artifacts, handlers, is_image=looks)
+        return ImageServer(config.socket, upstream, images, parallel_pulls=config.parallel_pulls)
