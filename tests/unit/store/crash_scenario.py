@@ -1,6 +1,7 @@
 """A short life of a store that passes every durable step, to be killed at any of them by test_crash.
 
 Run as a program: STORE MODE [trace]. It can be run again on what an earlier run left, and ends well.
+`forever` repeats it with new content until killed, for test_power_loss; `careless` does so without syncing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import zlib
+from unittest import mock
 
 from tests.conformance.content_store import blob, image
 from unlade.kernel import failpoints
@@ -132,6 +134,32 @@ def record(staging: Staging | Scratch, name: str, data: bytes) -> None:
     writer.flush()
 
 
+def live_forever(store: DirStore) -> None:
+    """One life after another, each with content that was never there before; says so after each."""
+    trees = DirTrees(store)
+    turn = 0
+    while True:
+        turn += 1
+        data = os.urandom(300_000)
+        key = Digest.of(data[:100])
+        with store.lease("pull") as lease:
+            store.put(blob(data), data, lease=lease)
+            with trees.stage(key, lease=lease) as staging:
+                for number in range(turn % 30):
+                    write(staging, str(number), data[: number * 1000])
+                staging.commit(size=1)
+            store.images.put(ImageRecord(f"r.test/{turn % 5}:v1", "", blob(data), tree=key, content=True))
+        live(store)
+        announce(str(turn))
+        sys.stdout.flush()
+
+
+def live_carelessly(store: DirStore) -> None:
+    """As an author would who never lost power: sqlite syncs its own file, nothing else is synced."""
+    with mock.patch("os.fsync"), mock.patch("unlade.tree.dirtrees.sync_tree"):
+        live_forever(store)
+
+
 def announce(name: str) -> None:
     print(name)
 
@@ -141,8 +169,10 @@ def main() -> None:
     if trace:
         failpoints.reach = announce
     with DirStore(path) as store:
-        {"live": live, "rot": rot}[mode](store)
+        MODES[mode](store)
 
+
+MODES = {"live": live, "rot": rot, "forever": live_forever, "careless": live_carelessly}
 
 if __name__ == "__main__":
     main()

@@ -78,7 +78,7 @@ class Life(RuleBasedStateMachine):
         return set().union(*self.records.values(), *self.mounts.values(), *held)
 
     def allowed(self) -> set[str]:
-        """A record keeps its manifest, and so what of its blobs happens to be there, even for a tree alone."""
+        """A record keeps its manifest, and so what of its blobs happens to be there."""
         return set().union(*(blobs_of(number) for number, _ in self.records))
 
     @rule(
