@@ -6,10 +6,11 @@ in the same transaction that looked; what a removed object kept alive is looked 
 what a mark from the roots would, without a mark: `garbage` computes it by a recursive query, and is used
 for dry runs and to check this in tests.
 
-Invariant: an edge is made only in a transaction that sees its object (`hold`, `put`, `mounting`, commit
-under a lease), and an object's record is removed only in one that sees no edge to it. So whoever holds
-something keeps it, whoever comes too late finds it missing and makes it again, and nobody ever holds what
-is gone. A blob that a pull has committed but not yet recorded is held by the pull's lease from birth.
+Invariant: a root's edge is made only in a transaction that sees all it leads to (`hold`, `put`, `mounting`,
+commit under a lease), and an object's record is removed only in one that sees no edge to it. So whoever
+holds something keeps it, whoever comes too late finds it missing and makes it again, and nobody ever holds
+what is gone. A blob that a pull has committed but not yet recorded is held by the pull's lease from birth. A
+manifest may come before its layers: its edges keep them when they come, and a record waits for them.
 
 A concurrent pull waits for at most one batch: `_BATCH` look-ups and one sync.
 """
