@@ -67,6 +67,9 @@ class Listing:
                 record = msgspec.structs.replace(target, name=record.name)
         if record.type != "d" and name in self._parents:
             self._end_below(name)
+        if record.type == "x":
+            self._records.pop(name, None)
+            return
         parent = name.rpartition(b"/")[0]
         while parent and parent not in self._parents:
             self._parents.add(parent)

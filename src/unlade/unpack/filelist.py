@@ -5,11 +5,11 @@ decision 2). A line is an array::
 
     [type, name, mode, uid, gid, mtime_ns, size, crc32, target]
 
-`type` is one of f (file), d (directory), l (symbolic link), h (hard link), w (overlay whiteout). Names
-and targets are bytes; each byte is written as the character of that number (Latin-1), which is lossless
-and leaves ASCII readable. Trailing fields that do not apply are absent. Lines stand in the archive's
-order: a later line for a name replaces an earlier one, and a line that is no directory ends everything
-below its name.
+`type` is one of f (file), d (directory), l (symbolic link), h (hard link), w (overlay whiteout), x (nothing:
+an entry that is not made took the name). Names and targets are bytes; each byte is written as the character
+of that number (Latin-1), which is lossless and leaves ASCII readable. Trailing fields that do not apply are
+absent. Lines stand in the archive's order: a later line for a name replaces an earlier one, and a line that is
+no directory ends everything below its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 from unlade.errors import StoreError
 
-EntryType = Literal["f", "d", "l", "h", "w"]
+EntryType = Literal["f", "d", "l", "h", "w", "x"]
 
 _FLUSH_LINES: Final = 512  # some 50 KB: one write(2) for many entries
 
@@ -102,7 +102,8 @@ def final(source: Iterable[bytes]) -> dict[bytes, FileRecord]:
         path = record.path
         if path not in seen and not _below(path, ended):
             seen.add(path)
-            kept.append((path, record))
+            if record.type != "x":
+                kept.append((path, record))
         if record.type != "d":
             ended.add(path)
     return dict(reversed(kept))

@@ -329,6 +329,8 @@ class Writer:
         self._whiteouts.hide(path)
         self._pending.pop(path, None)
         self._skipped[self._places.note(path)] = None
+        if self._records is not None:
+            self._records.add("x", (self._base + path).decode("latin-1"))
 
     def _clear(self, place: Place, name: bytes) -> None:
         """Remove what has this name, of any kind, following nothing."""

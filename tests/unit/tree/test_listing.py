@@ -63,6 +63,13 @@ def test_a_hard_link_may_find_its_target_later() -> None:
     assert {record.name: record.size for record in made} == {"a": 1, "b": 1}
 
 
+def test_what_is_not_made_takes_the_name() -> None:
+    made = listing(f("a"), d("b"), f("b/c"), FileRecord("x", "a"), FileRecord("x", "b"), FileRecord("x", "d"))
+    assert names(made) == set()
+    made.add(f("a"))
+    assert names(made) == {"a"}
+
+
 def test_layers() -> None:
     made = Listing()
     made.add_layer(lines(d("a", 1), f("a/b"), f("a/c"), d("e", 1), f("e/f"), f("g")), Unpacked(0, 0, NO_DIFF))
