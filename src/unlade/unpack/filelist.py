@@ -8,8 +8,8 @@ decision 2). A line is an array::
 `type` is one of f (file), d (directory), l (symbolic link), h (hard link), w (overlay whiteout), x (nothing:
 an entry that is not made took the name). Names and targets are bytes; each byte is written as the character
 of that number (Latin-1), which is lossless and leaves ASCII readable. Trailing fields that do not apply are
-absent. Lines stand in the archive's order: a later line for a name replaces an earlier one, and a line that is
-no directory ends everything below its name.
+absent. Lines stand in the archive's order: a later line for a name replaces an earlier one, and a line that
+is no directory ends everything below its name.
 """
 
 from __future__ import annotations
