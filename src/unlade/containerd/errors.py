@@ -17,6 +17,8 @@ from unlade.store import NoSpace
 # How Go spells ENOSPC and EDQUOT: containerd passes the operating system's errors on as text.
 _FULL: Final = ("no space left on device", "disk quota exceeded")
 
+_NO_SNAPSHOTTER: Final = "snapshotter not loaded"
+
 
 class ContainerdError(StoreError):
     """containerd refused, or failed."""
@@ -77,6 +79,11 @@ def explained(what: str, error: grpc.RpcError) -> UnladeError:
     if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
         return DeadlineExceeded(
             f"cannot {what}: containerd did not answer in time", next_step="try again; check containerd's log"
+        )
+    if code == grpc.StatusCode.INVALID_ARGUMENT and _NO_SNAPSHOTTER in details:
+        return SnapshotterUnsupported(
+            f"cannot {what}: containerd has no such snapshotter ({details})",
+            next_step="correct the handler's snapshotter in the node's configuration",
         )
     kind = _BY_CODE.get(code, ContainerdError)
     step = "check that containerd runs" if kind is ContainerdUnavailable else "see containerd's log"

@@ -143,13 +143,13 @@ class ContainerdTrees:
                 continue  # our own first attempt, whose answer was lost: the lease takes it with it
             except Missing as error:
                 raise leases.ended() from error
-            except ContainerdError as error:
-                if "snapshotter not loaded" in error.message:
-                    raise self._unsupported("containerd does not have it") from error
-                raise
             if len(mounts) != 1 or mounts[0].type not in ("bind", "rbind"):
                 self.remove(name)
-                raise self._unsupported("its snapshots are no plain directories")
+                raise SnapshotterUnsupported(
+                    f"the snapshotter {self.snapshotter} cannot hold artifacts: its snapshots are no plain "
+                    "directories",
+                    next_step="name overlayfs or native for this handler in the node's configuration",
+                )
             failpoints.reach("containerd.snapshot.prepared")
             return name, Path(mounts[0].source)
         raise ContainerdError(f"cannot {what}: its answers are lost", next_step="see containerd's log")
@@ -186,12 +186,6 @@ class ContainerdTrees:
             return self.containerd.call(_STAT, request, f"look for the snapshot {name}").info
         except Missing:
             return None
-
-    def _unsupported(self, why: str) -> SnapshotterUnsupported:
-        return SnapshotterUnsupported(
-            f"the snapshotter {self.snapshotter} cannot hold artifacts: {why}",
-            next_step="name overlayfs or native for this handler in the node's configuration",
-        )
 
 
 class ContainerdStaging:

@@ -63,6 +63,7 @@ class Daemon:
     def stop(self, *, kill: bool = False) -> None:
         """End it, by SIGKILL when told; returns when it is gone."""
         assert self._process is not None
+        assert self._process.poll() is None, (self.base / "log").read_text()[-2000:]
         if kill:
             self._process.kill()
         else:
