@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from unlade.cli.settings import REALMS_ENV, listed_hosts
 from unlade.errors import InvalidInput
 from unlade.registry import (
     Credential,
@@ -37,6 +38,7 @@ def registry_config(settings: Settings, named: frozenset[str]) -> RegistryConfig
         insecure_skip_tls_verify=named if settings.insecure_skip_tls_verify else frozenset(),
         ca_files=(settings.ca_file,) if settings.ca_file else (),
         certs_dirs=certs_dirs,
+        token_realm_allowlist=listed_hosts(REALMS_ENV),
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from unlade.store import DirStore
 
 PLAIN_HTTP_ENV: Final = "UNLADE_PLAIN_HTTP"
+REALMS_ENV: Final = "UNLADE_TOKEN_REALMS"
 STORE_ENV: Final = "UNLADE_STORE"
 SYSTEM_STORE: Final = "/var/lib/unlade"
 # Commands of containerd's users find their certificates and mirrors without another option.
@@ -93,9 +94,13 @@ class Settings:
 
     def plain_hosts(self, named: frozenset[str]) -> frozenset[str]:
         """Registries without TLS: UNLADE_PLAIN_HTTP's, and with --plain-http those this command names."""
-        listed = os.environ.get(PLAIN_HTTP_ENV, "")
-        hosts = frozenset(host.strip() for host in listed.split(",") if host.strip())
+        hosts = listed_hosts(PLAIN_HTTP_ENV)
         return hosts | named if self.plain_http else hosts
+
+
+def listed_hosts(variable: str) -> frozenset[str]:
+    """Hosts that a variable of the environment lists, separated by commas."""
+    return frozenset(host.strip() for host in os.environ.get(variable, "").split(",") if host.strip())
 
 
 def pass_settings(function: Command) -> Command:

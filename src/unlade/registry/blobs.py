@@ -15,6 +15,7 @@ from typing import Final, Self
 
 from unlade.model import Descriptor
 from unlade.registry.errors import BadResponse, Truncated, WrongContent
+from unlade.registry.failures import naming
 from unlade.registry.transport import Answer
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
@@ -38,7 +39,8 @@ class BlobStream:
         """
         if not self._left:
             return 0
-        got = self._answer.readinto(view[: self._left])
+        with naming(self._purpose):
+            got = self._answer.readinto(view[: self._left])
         if got:
             self._left -= got
             if not self._left:

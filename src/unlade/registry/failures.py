@@ -7,6 +7,8 @@ shows its texts with control characters removed: they end on terminals and in ev
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -38,6 +40,17 @@ class _Entry(msgspec.Struct):
 
 class _Document(msgspec.Struct):
     errors: list[_Entry] = []
+
+
+@contextmanager
+def naming(purpose: str) -> Iterator[None]:
+    """Errors that pass say what was being done, and to which reference (V15)."""
+    try:
+        yield
+    except RegistryError as error:
+        if not error.message.startswith(purpose):
+            error.message = f"{purpose}: {error.message}"
+        raise
 
 
 def failure(answer: Answer, purpose: str, *, registry: str) -> RegistryError:

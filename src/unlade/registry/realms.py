@@ -86,7 +86,7 @@ def check_realm(unsafe_realm: str, registry: Origin, config: RegistryConfig) -> 
         return url
     raise UntrustedRealm(
         f"{registry} names a token realm at {realm}, another host",
-        next_step=f"if {realm.host} does issue this registry's tokens, add it to the token realm allowlist",
+        next_step=f"if that host issues the registry's tokens: UNLADE_TOKEN_REALMS={realm.authority}",
     )
 
 

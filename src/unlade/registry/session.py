@@ -22,7 +22,7 @@ from unlade.registry.auth import Authenticator, Authorization, Scope
 from unlade.registry.config import RegistryConfig
 from unlade.registry.credentials import ANONYMOUS, Credential, CredentialSource
 from unlade.registry.errors import NotFound, Unauthorized, UnsafeRedirect
-from unlade.registry.failures import failure
+from unlade.registry.failures import failure, naming
 from unlade.registry.hosts import Host, TLSSettings
 from unlade.registry.keyed import KeyedLocks
 from unlade.registry.origins import Origin, Url, check_next, parse_url
@@ -88,12 +88,13 @@ class Session:
         take the server longer than usual to answer.
         """
         call = _Call(host, method, url, purpose, scope, expect, deadline, headers or {}, body, answer_within)
-        return retrying(
-            lambda: self._as_somebody(call),
-            config=self.config,
-            attempts=attempts or self.config.attempts,
-            deadline=deadline,
-        )
+        with naming(purpose):
+            return retrying(
+                lambda: self._as_somebody(call),
+                config=self.config,
+                attempts=attempts or self.config.attempts,
+                deadline=deadline,
+            )
 
     def ping(self, host: Host, credential: Credential, *, purpose: str, deadline: Deadline) -> None:
         """Ask for the API's root as this credential and nobody else; raises Unauthorized."""

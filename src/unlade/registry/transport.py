@@ -14,7 +14,7 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -48,7 +48,7 @@ _POOLS: Final = 64
 # An unread rest up to this is drained to keep the connection; beyond it, a new handshake is cheaper.
 _DRAIN: Final = 64 << 10
 
-Body = bytes | Callable[[], Iterable[bytes | memoryview]]
+Body = bytes | Callable[[], Iterable[bytes]]
 
 
 class Answer:
@@ -261,12 +261,13 @@ class Transport:
         # For a proxy's answer to CONNECT, the only one that is read before the request is sent.
         patience.await_answer(connect)
         patience_.set_current(patience)
+        content = body() if callable(body) else body
         try:
             response = pool.urlopen(
                 method,
                 # A proxy is told the whole URL; over TLS it only carries bytes.
                 str(url) if proxy and origin.scheme == "http" else url.target,
-                body=cast("Any", body() if callable(body) else body),
+                body=cast("Any", content),
                 headers={"Accept-Encoding": "identity", "User-Agent": self._config.user_agent, **headers},
                 retries=False,
                 redirect=False,
@@ -282,6 +283,8 @@ class Transport:
             raise _translate(error, url) from error
         finally:
             patience_.set_current(None)
+            if isinstance(content, Generator):
+                content.close()  # lets go of the file it reads, also when it was not read to its end
         return Answer(response, url, patience)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from tests.fakes.proxy import TunnelProxy
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.scene import REPO, Scene
 from tests.fakes.tls import Authority
-from unlade.errors import InvalidInput
+from unlade.errors import InvalidInput, RegistryError
 from unlade.model import Digest, Index, Manifest
 from unlade.model.mediatypes import ACCEPT, OCI_INDEX
 from unlade.registry import Credential, NotFound, Registry, StaticCredentials, TLSFailure, Unreachable
@@ -168,6 +168,23 @@ def test_errors_say_what_where_and_what_next(scene: Scene) -> None:
     assert error.url == f"{scene.registry.url}/v2/{REPO}/manifests/none"
     assert error.next_step
     assert not error.retryable
+
+
+@pytest.mark.parametrize("fault", ["drop", "not HTTP", "silence"])
+def test_every_error_names_the_reference(scene: Scene, fault: str) -> None:
+    answers = {"drop": Response.drop(), "not HTTP": Response(raw=b"x\r\n"), "silence": Response(delay=3)}
+    scene.registry.fault(lambda q: answers[fault])
+    with pytest.raises(RegistryError, match=str(scene.ref)) as caught:
+        scene.client(replace(scene.config(), attempts=1)).resolve(scene.ref, deadline=scene.deadline())
+    assert caught.value.next_step
+
+
+def test_a_broken_body_names_the_digest(scene: Scene) -> None:
+    scene.registry.alter(lambda q, r: replace(r, cut_after=100))
+    stream = scene.client().blob(scene.ref, scene.layer, deadline=scene.deadline())
+    with stream, pytest.raises(RegistryError, match=str(scene.layer.digest)):
+        while stream.readinto(memoryview(bytearray(50))):
+            pass
 
 
 def test_mirrors_in_their_order_with_their_headers(scene: Scene, tmp_path: Path) -> None:
