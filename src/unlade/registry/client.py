@@ -12,12 +12,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import quote
 
 import msgspec
 
@@ -32,26 +30,21 @@ from unlade.model import (
     Reference,
     decode_manifest,
 )
-from unlade.model.mediatypes import ACCEPT, OCI_INDEX
-from unlade.registry import blobs, referrers
-from unlade.registry.auth import Scope
+from unlade.registry import blobs
 from unlade.registry.blobs import BlobStream
+from unlade.registry.calls import ACCEPT_MANIFESTS, WRITE, Calls
 from unlade.registry.config import RegistryConfig
 from unlade.registry.credentials import Credential, CredentialSource, NoCredentials
-from unlade.registry.errors import BadResponse, HTTPFailure, NotFound, WrongContent
+from unlade.registry.errors import BadResponse, NotFound, WrongContent
 from unlade.registry.hosts import PULL, RESOLVE, Host
 from unlade.registry.origins import Url
 from unlade.registry.paging import pages
-from unlade.registry.retry import retrying
+from unlade.registry.referrers import Referrers, describe
 from unlade.registry.routes import Routes
 from unlade.registry.session import Session
-from unlade.registry.transport import Answer, Document
+from unlade.registry.transport import Document
 from unlade.registry.uploads import Source, Uploads
 
-_ACCEPT_MANIFESTS: Final = {"Accept": ", ".join(ACCEPT)}
-_OK: Final = frozenset({200})
-_READ: Final = ("pull",)
-_WRITE: Final = ("pull", "push")
 # A registry that ignores paging sends every tag at once; 100,000 of them are about 2 MB.
 _MAX_TAGS_BODY: Final = 16 << 20
 _TAGS_PAGE: Final = 1000
@@ -79,18 +72,20 @@ class Registry:
         self, config: RegistryConfig | None = None, credentials: CredentialSource | None = None
     ) -> None:
         self._config = config or RegistryConfig()
-        self._session = Session(self._config, credentials or NoCredentials())
         self._routes = Routes(self._config)
-        self._uploads = Uploads(self._session, self._routes)
-        # Referrers pushed at once from here must not overwrite one another's entry in a tag schema's list.
-        self._lists = threading.Lock()
+        self._act_as(Session(self._config, credentials or NoCredentials()))
 
     def with_credentials(self, credentials: CredentialSource) -> Registry:
         """This client for somebody else; it shares the connections, so only the original is closed."""
         other = copy.copy(self)
-        other._session = self._session.acting_for(credentials)
-        other._uploads = Uploads(other._session, self._routes)
+        other._act_as(self._session.acting_for(credentials))
         return other
+
+    def _act_as(self, session: Session) -> None:
+        self._session = session
+        self._calls = Calls(session)
+        self._uploads = Uploads(session, self._routes)
+        self._referrers = Referrers(self._calls, self._routes)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -114,7 +109,7 @@ class Registry:
         purpose = f"resolve {ref}"
 
         def ask(host: Host, attempts: int | None) -> Resolved:
-            page = self._get_manifest(host, ref, ref.wanted, purpose, deadline, attempts)
+            page = self._calls.manifest(host, ref, ref.wanted, purpose, deadline, attempts)
             raw, content_type = page.raw, page.headers.get("Content-Type")
             digest = ref.digest or _announced_digest(page.headers.get("Docker-Content-Digest"), raw, purpose)
             _verify(digest, raw, purpose)
@@ -136,7 +131,7 @@ class Registry:
             )
 
         def ask(host: Host, attempts: int | None) -> bytes:
-            raw = self._get_manifest(host, ref, str(descriptor.digest), purpose, deadline, attempts).raw
+            raw = self._calls.manifest(host, ref, str(descriptor.digest), purpose, deadline, attempts).raw
             if len(raw) != descriptor.size:
                 raise WrongContent(f"{purpose}: {len(raw)} bytes where {descriptor.size} were promised")
             _verify(descriptor.digest, raw, purpose)
@@ -165,7 +160,7 @@ class Registry:
 
         def ask(host: Host, attempts: int | None) -> BlobStream:
             headers = blobs.range_header(descriptor, offset, stop)
-            answer = self._send(
+            answer = self._calls.send(
                 host,
                 "GET",
                 ref,
@@ -191,14 +186,14 @@ class Registry:
         there.
         """
         try:
-            answer = self._send(
+            answer = self._calls.send(
                 self._routes.writer(ref.registry),
                 "HEAD",
                 ref,
                 f"blobs/{digest}",
                 f"look for {ref.name}@{digest}",
                 deadline,
-                actions=_WRITE,
+                actions=WRITE,
             )
         except NotFound:
             return None
@@ -212,8 +207,8 @@ class Registry:
 
         def ask(host: Host, attempts: int | None) -> None:
             path = f"manifests/{digest}"
-            self._send(
-                host, "HEAD", ref, path, purpose, deadline, attempts=attempts, headers=dict(_ACCEPT_MANIFESTS)
+            self._calls.send(
+                host, "HEAD", ref, path, purpose, deadline, attempts=attempts, headers=dict(ACCEPT_MANIFESTS)
             ).discard()
 
         self._routes.first_of(ref.registry, PULL, ask)
@@ -234,7 +229,7 @@ class Registry:
         host = self._routes.hosts(ref.registry)[-1]
 
         def fetch(url: Url) -> Document:
-            return self._read(host, ref, url, purpose, deadline, limit=_MAX_TAGS_BODY)
+            return self._calls.read(host, ref, url, purpose, deadline, limit=_MAX_TAGS_BODY)
 
         first = host.url(f"{ref.repository}/tags/list?n={_TAGS_PAGE}")
         for page in pages(first, fetch, purpose):
@@ -281,10 +276,11 @@ class Registry:
         """
         document = decode_manifest(raw, content_type=media_type)
         digest = Digest.of(raw)
-        answer = self._put(ref, raw, media_type, tag or str(digest), digest, deadline)
+        host = self._routes.writer(ref.registry)
+        answer = self._calls.put(host, ref, raw, media_type, tag or str(digest), digest, deadline)
         if document.subject is not None and answer.headers.get("OCI-Subject") is None:
-            entry = referrers.describe(document, raw, digest)
-            self._change_list(ref, document.subject.digest, entry, add=True, deadline=deadline)
+            entry = describe(document, raw, digest)
+            self._referrers.change(ref, document.subject.digest, entry, add=True, deadline=deadline)
         return digest
 
     def delete_manifest(self, ref: Reference, digest: Digest, *, deadline: Deadline) -> None:
@@ -292,7 +288,7 @@ class Registry:
         pinned = ref.with_digest(digest)
         resolved = self.resolve(pinned, deadline=deadline)
         host = self._routes.writer(ref.registry)
-        self._send(
+        self._calls.send(
             host,
             "DELETE",
             ref,
@@ -303,186 +299,27 @@ class Registry:
             expect=frozenset({200, 202}),
         ).discard()
         subject = resolved.document.subject
-        if subject is not None and not self._keeps_referrers(ref, subject.digest, deadline):
-            entry = referrers.describe(resolved.document, resolved.raw, digest)
-            self._change_list(ref, subject.digest, entry, add=False, deadline=deadline)
+        if subject is not None and not self._referrers.kept_by(ref, subject.digest, deadline):
+            entry = describe(resolved.document, resolved.raw, digest)
+            self._referrers.change(ref, subject.digest, entry, add=False, deadline=deadline)
 
     # Referrers.
 
     def referrers(
         self, ref: Reference, subject: Digest, *, artifact_type: str | None = None, deadline: Deadline
     ) -> list[Descriptor]:
-        """What claims to refer to a manifest: by the API, else by the tag schema. Claims: see
-        check_subject.
+        """What claims to refer to a manifest, by the API or else by the tag schema.
+
+        Whoever uses one fetches its manifest and calls `check_subject`.
         """
-        purpose = f"list the referrers of {ref.name}@{subject}"
-
-        def ask(host: Host, attempts: int | None) -> list[Descriptor]:
-            found: dict[Digest, Descriptor] = {}
-            path = f"{ref.repository}/referrers/{subject}"
-            if artifact_type is not None:
-                path += f"?artifactType={quote(artifact_type, safe='')}"
-            try:
-                for page in pages(
-                    host.url(path),
-                    lambda url: self._read(host, ref, url, purpose, deadline, attempts=attempts),
-                    purpose,
-                ):
-                    if not referrers.is_index(page):
-                        return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)
-                    referrers.collect(found, referrers.read_index(page, purpose), artifact_type, purpose)
-            except HTTPFailure as error:
-                if error.status not in (400, 404, 405):
-                    raise
-                return self._listed_by_tag(host, ref, subject, artifact_type, purpose, deadline)
-            return list(found.values())
-
-        return self._routes.first_of(ref.registry, RESOLVE, ask)
-
-    def _keeps_referrers(self, ref: Reference, subject: Digest, deadline: Deadline) -> bool:
-        host = self._routes.writer(ref.registry)
-        try:
-            path, purpose = f"referrers/{subject}", f"ask {host.origin} for referrers"
-            return referrers.is_index(self._read(host, ref, path, purpose, deadline))
-        except HTTPFailure as error:
-            if error.status in (400, 404, 405):
-                return False
-            raise
-
-    def _listed_by_tag(
-        self,
-        host: Host,
-        ref: Reference,
-        subject: Digest,
-        artifact_type: str | None,
-        purpose: str,
-        deadline: Deadline,
-    ) -> list[Descriptor]:
-        """The tag schema's list; empty where there is none."""
-        tag = referrers.fallback_tag(subject)
-        try:
-            page = self._get_manifest(host, ref, tag, purpose, deadline, None)
-        except NotFound:
-            return []
-        found: dict[Digest, Descriptor] = {}
-        referrers.collect(found, referrers.read_index(page, purpose), artifact_type, purpose)
-        return list(found.values())
-
-    def _change_list(
-        self, ref: Reference, subject: Digest, entry: Descriptor, *, add: bool, deadline: Deadline
-    ) -> None:
-        host = self._routes.writer(ref.registry)
-        purpose = f"keep the list of referrers of {ref.name}@{subject}"
-        with self._lists:
-            for _ in range(referrers.RACES):
-                entries = self._listed_by_tag(host, ref, subject, None, purpose, deadline)
-                if any(one.digest == entry.digest for one in entries) == add:
-                    return
-                kept = [one for one in entries if one.digest != entry.digest]
-                raw = referrers.encode_index([*kept, entry] if add else kept)
-                self._put(ref, raw, OCI_INDEX, referrers.fallback_tag(subject), Digest.of(raw), deadline)
-        raise referrers.ListNotKept(f"{purpose}: other writers kept changing it", next_step="push again")
+        return self._referrers.find(ref, subject, artifact_type, deadline)
 
     # Logging in.
 
     def check_login(self, registry: str, credential: Credential, *, deadline: Deadline) -> None:
-        """Whether a registry accepts a credential (a GET of its root, with nothing else); raises
-        Unauthorized.
-        """
+        """Whether a registry accepts a credential, by a GET of its root; raises Unauthorized."""
         host = self._routes.hosts(registry)[-1]
         self._session.ping(host, credential, purpose=f"log in to {registry}", deadline=deadline)
-
-    # One request.
-
-    def _put(
-        self, ref: Reference, raw: bytes, media_type: str, target: str, digest: Digest, deadline: Deadline
-    ) -> Answer:
-        purpose = f"push {ref.name}@{digest}" if ":" in target else f"push {ref.name}:{target}"
-        host = self._routes.writer(ref.registry)
-        answer = self._send(
-            host,
-            "PUT",
-            ref,
-            f"manifests/{target}",
-            purpose,
-            deadline,
-            actions=_WRITE,
-            expect=frozenset({200, 201, 202}),
-            headers={"Content-Type": media_type},
-            body=raw,
-        )
-        answer.discard()
-        stored = answer.headers.get("Docker-Content-Digest")
-        if stored is not None and stored != str(digest) and stored.startswith(f"{digest.algorithm}:"):
-            raise WrongContent(f"{purpose}: the registry stored it as {stored[:140]!r}, not {digest}")
-        return answer
-
-    def _get_manifest(
-        self,
-        host: Host,
-        ref: Reference,
-        wanted: str,
-        purpose: str,
-        deadline: Deadline,
-        attempts: int | None,
-    ) -> Document:
-        path, headers = f"manifests/{wanted}", dict(_ACCEPT_MANIFESTS)
-        return self._read(host, ref, path, purpose, deadline, attempts=attempts, headers=headers)
-
-    def _read(
-        self,
-        host: Host,
-        ref: Reference,
-        what: str | Url,
-        purpose: str,
-        deadline: Deadline,
-        *,
-        attempts: int | None = None,
-        headers: dict[str, str] | None = None,
-        limit: int = MAX_MANIFEST_BYTES,
-    ) -> Document:
-        """A whole body within a cap; one that breaks on the way is asked for again."""
-
-        def once() -> Document:
-            with self._send(host, "GET", ref, what, purpose, deadline, attempts=1, headers=headers) as answer:
-                return Document(answer.read(limit), answer.headers)
-
-        tries = attempts or self._config.attempts
-        return retrying(once, config=self._config, attempts=tries, deadline=deadline)
-
-    def _send(
-        self,
-        host: Host,
-        method: str,
-        ref: Reference,
-        what: str | Url,
-        purpose: str,
-        deadline: Deadline,
-        *,
-        attempts: int | None = None,
-        actions: tuple[str, ...] = _READ,
-        expect: frozenset[int] = _OK,
-        headers: dict[str, str] | None = None,
-        body: bytes | None = None,
-    ) -> Answer:
-        """`what` is a path below the repository, or the URL of a further page."""
-        url = host.url(f"{ref.repository}/{what}") if isinstance(what, str) else what
-        if host.mirror:
-            # How a mirror of several registries knows which one is meant (containerd's convention).
-            separator = "&" if "?" in url.target else "?"
-            url = Url(url.origin, f"{url.target}{separator}ns={quote(ref.registry, safe='')}")
-        return self._session.send(
-            host,
-            method,
-            url,
-            purpose=purpose,
-            scope=Scope(ref.repository, actions),
-            expect=expect,
-            deadline=deadline,
-            headers=headers,
-            body=body,
-            attempts=attempts,
-        )
 
 
 def _announced_digest(announced: str | None, raw: bytes, purpose: str) -> Digest:

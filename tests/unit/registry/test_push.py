@@ -6,10 +6,12 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.httpd import Request, Response
+from tests.fakes.registry import FakeRegistry
 from tests.fakes.scene import REPO, Scene
 from unlade.errors import IntegrityError
 from unlade.model import Descriptor, Digest
@@ -327,6 +329,17 @@ def test_referrers_in_pages(scene: Scene) -> None:
     )
     assert len(found) == 5
     assert len(scene.registry.seen("GET", "/referrers/")) == 3 + 1  # the first was answered with 401
+
+
+@pytest.mark.parametrize("api", [True, False])
+def test_a_mirror_without_referrers_does_not_hide_them(scene: Scene, tmp_path: Path, api: bool) -> None:
+    with FakeRegistry(address="127.0.0.3", referrers=api) as mirror:
+        (tmp_path / "_default").mkdir()
+        (tmp_path / "_default" / "hosts.toml").write_text(f'[host."{mirror.url}"]')
+        scene.registry.put_manifest(REPO, None, artifact(scene, scene.image))
+        client = scene.client(scene.config(certs_dirs=(str(tmp_path),)))
+        assert len(client.referrers(scene.ref, scene.image.digest, deadline=scene.deadline())) == 1
+        assert mirror.seen("GET", "/referrers/")
 
 
 def test_a_lost_race_over_the_list_is_run_again(scene: Scene) -> None:
