@@ -43,7 +43,10 @@ _PAX: Final = ord("x")
 _PAX_SOLARIS: Final = ord("X")
 _PAX_GLOBAL: Final = ord("g")
 
-_HEADER: Final = struct.Struct("100s8s8s8s12s12s8sB100s8s32s32s8s8s155s12s")
+# name mode uid gid size mtime checksum kind link magic, (user group devices), prefix, (nothing)
+_HEADER: Final = struct.Struct("100s8s8s8s12s12s8sB100s8s80x155s12x")
+# Modes, owners and times of one archive repeat: most are looked up, not parsed.
+_REMEMBERED: Final = 4096
 _ZEROS: Final = bytes(BLOCK)
 _PAX_TIME: Final = re.compile(rb"(-?)([0-9]{1,18})(?:\.([0-9]{0,64}))?")
 _PAX_RECORD_HEAD: Final = re.compile(rb"([0-9]{1,9}) ")
@@ -59,8 +62,8 @@ class TarReader:
     """Reads entries from blocks of a plain tar stream."""
 
     __slots__ = (
-        "_at", "_block", "_entries", "_left", "_limits", "_meta_bytes", "_next", "_padding", "_size",
-        "gid", "kind", "link", "mode", "mtime_ns", "name", "size", "uid", "xattrs",
+        "_at", "_block", "_entries", "_left", "_limits", "_meta_bytes", "_next", "_numbers", "_padding",
+        "_size", "gid", "kind", "link", "mode", "mtime_ns", "name", "size", "uid", "xattrs",
     )  # fmt: skip
 
     def __init__(self, next_block: NextBlock, limits: Limits) -> None:
@@ -73,6 +76,7 @@ class TarReader:
         self._padding = 0
         self._entries = 0
         self._meta_bytes = 0
+        self._numbers: dict[bytes, int] = {}
         self.kind = 0
         self.name = b""
         self.link = b""
@@ -110,8 +114,7 @@ class TarReader:
                     if pax is not None or long_name or long_link:
                         raise _malformed("the archive ends after an extended header")
                     return False
-            fields = _HEADER.unpack(header)
-            name, mode, uid, gid, size, mtime, checksum, kind, link, magic = fields[:10]
+            name, mode, uid, gid, size, mtime, checksum, kind, link, magic, prefix = _HEADER.unpack(header)
             # Adler-32's lower half is the sum of the bytes (plus one, modulo 65521): the header checksum
             # at the speed of C. The checksum field itself counts as eight spaces.
             wanted = number(checksum)
@@ -151,19 +154,16 @@ class TarReader:
             break
 
         name = name.partition(b"\0")[0]
-        if magic == b"ustar\x0000":
-            if fields[14][0]:
-                prefix = fields[14][:131] if header[508:] == b"tar\0" else fields[14]
-                name = prefix.partition(b"\0")[0] + b"/" + name
-        elif fields[14][0] and header[257:263] == b"ustar\0":
-            # POSIX magic with another version: Go and GNU tar read its prefix as well.
-            name = fields[14].partition(b"\0")[0] + b"/" + name
+        # POSIX magic, whatever the version: Go and GNU tar read its prefix as well.
+        if prefix[0] and magic.startswith(b"ustar\0"):
+            used = prefix[:131] if header[508:] == b"tar\0" else prefix
+            name = used.partition(b"\0")[0] + b"/" + name
         self.name = long_name or name
         self.link = long_link or link.partition(b"\0")[0]
-        self.mode = number(mode) & 0o7777
-        self.uid = number(uid)
-        self.gid = number(gid)
-        self.mtime_ns = number(mtime) * 1_000_000_000
+        self.mode = self._number(mode) & 0o7777
+        self.uid = self._number(uid)
+        self.gid = self._number(gid)
+        self.mtime_ns = self._number(mtime) * 1_000_000_000
         self.xattrs = None
         if pax is not None:
             length = self._apply(pax, length)
@@ -212,6 +212,14 @@ class TarReader:
         self._at = at + count
         self._left -= count
         return memoryview(self._block)[at : at + count]
+
+    def _number(self, field: bytes) -> int:
+        value = self._numbers.get(field)
+        if value is None:
+            if len(self._numbers) >= _REMEMBERED:
+                self._numbers.clear()
+            value = self._numbers[field] = number(field)
+        return value
 
     def _refill(self, where: str) -> None:
         self._block = self._next()
