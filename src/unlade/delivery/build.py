@@ -25,6 +25,7 @@ from unlade.errors import IntegrityError
 from unlade.model import Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.planning import Plan, Step
 from unlade.store import DirStore
+from unlade.store.failure import explaining
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Readable, Verifier, pump, silent
 from unlade.unpack import Unpacked, UnpackPolicy, WorkerPool, write_file
 from unlade.unpack.checksum import crc32
@@ -184,7 +185,8 @@ class Builder:
 
         def write(data: memoryview) -> None:
             nonlocal checksum
-            _write_all(fd, data)
+            with explaining(f"write {step.path}"):
+                _write_all(fd, data)
             checksum = crc32(data, checksum)
 
         try:
