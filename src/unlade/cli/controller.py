@@ -136,7 +136,11 @@ class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the traceback when there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        return json.dumps(self.fields(record))
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+        """What one line says; a face may add to it."""
+        line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -144,7 +148,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return line
 
 
 def log_json(level: str) -> None:

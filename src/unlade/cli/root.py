@@ -36,11 +36,12 @@ COMMANDS: Final[dict[str, tuple[str, str, str, str]]] = {
     "gc": ("unlade.cli.upkeep", "gc", "Store", "Delete what nothing in the store refers to."),
     "fsck": ("unlade.cli.upkeep", "fsck", "Store", "Check every byte and record of the store."),
     "controller": ("unlade.cli.controller", "controller", "Kubernetes", "Run controllers in a cluster."),
+    "node": ("unlade.cli.node", "node", "Kubernetes", "The image service of a Kubernetes node."),
     "version": ("unlade.cli.version", "version", "Other", "Print the version."),
     "completion": ("unlade.cli.completion", "completion", "Other", "Print a shell completion script."),
 }
 # What to install when a command's import fails for want of an optional dependency.
-EXTRAS: Final = {"controller": "kube"}
+EXTRAS: Final = {"controller": "kube", "node": "node"}
 TERMINATED: Final = 128 + signal.SIGTERM
 
 

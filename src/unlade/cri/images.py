@@ -24,6 +24,7 @@ from unlade.containerd import ArtifactImage, ContainerdError, Handlers, PullOpti
 from unlade.cri.annotations import pull_options
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.credentials import from_auth
+from unlade.cri.observed import Metrics
 from unlade.cri.passthrough import Upstream, time_left
 from unlade.errors import InvalidInput, RegistryError
 from unlade.model import Deadline, Reference
@@ -75,12 +76,14 @@ class Images:
         upstream: Upstream,
         artifacts: Artifacts,
         handlers: Handlers,
+        metrics: Metrics,
         *,
         is_image: Callable[[api.Image], bool],
     ) -> None:
         self._upstream = upstream
         self._artifacts = artifacts
         self._handlers = handlers
+        self._metrics = metrics
         self._is_image = is_image
         self._known: dict[str, bool] = {}
 
@@ -93,9 +96,9 @@ class Images:
         try:
             reference = Reference.parse(spec.image)
         except InvalidInput:
-            return self._upstream.call("PullImage", raw, context)  # containerd says what is wrong with it
+            return self._forward(raw, context)  # containerd says what is wrong with it
         deadline = _deadline(context)
-        watched = _Watched()
+        watched = _Watched(self._metrics)
         try:
             made = self._artifacts.pull(
                 reference,
@@ -111,7 +114,8 @@ class Images:
             _log.info("left to containerd, the registry cannot be asked: %s", error.message)
             return self._pull_and_look(raw, context, error)
         if made is None:
-            return self._upstream.call("PullImage", raw, context)
+            return self._forward(raw, context)
+        self._metrics.pulls.labels("cached" if made.cached else "artifact").inc()
         self._remember(made.id, ours=True)
         self._wait(made.id, present=True, seconds=_TAKE_UP, deadline=deadline)
         answer: bytes = api.PullImageResponse(image_ref=made.id).SerializeToString()
@@ -154,9 +158,14 @@ class Images:
         answer: bytes = api.RemoveImageResponse().SerializeToString()
         return answer
 
+    def _forward(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        answer = self._upstream.call("PullImage", raw, context)
+        self._metrics.pulls.labels("image").inc()
+        return answer
+
     def _pull_and_look(self, raw: bytes, context: grpc.ServicerContext, error: RegistryError) -> bytes:
         """Let containerd pull what we could not resolve; raises `error` when it got no image."""
-        answer = self._upstream.call("PullImage", raw, context)
+        answer = self._forward(raw, context)
         pulled = api.PullImageResponse.FromString(answer).image_ref
         image = self._look(pulled)
         if image is None or self._is_ours(image.id) or self._is_image(image):
@@ -197,13 +206,16 @@ class Images:
 
 
 class _Watched:
-    """Notes whether content was asked for: from then on it is known to be an artifact."""
+    """Notes whether content was asked for: from then on it is known to be an artifact. Counts bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self.content = False
+        self._metrics = metrics
 
-    def __call__(self, event: ProgressEvent) -> None:  # noqa: ARG002 - that it came is all
+    def __call__(self, event: ProgressEvent) -> None:
         self.content = True
+        if event.kind == "done":
+            self._metrics.fetched.inc(event.total)
 
 
 def _options(spec: api.ImageSpec) -> PullOptions:

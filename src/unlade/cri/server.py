@@ -13,14 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
+from unlade.cri.api import images_pb2 as api
 from unlade.cri.images import Images
+from unlade.cri.observed import Metrics
 from unlade.cri.passthrough import IMAGE_SERVICE, MESSAGE_BYTES, Handler, Upstream, abort, passing
 from unlade.cri.statuses import message, status
 from unlade.errors import UnladeError
@@ -82,10 +85,14 @@ class PullQueue:
 class ImageServer:
     """Serves the image service on a socket; `close` lets running calls end within a grace."""
 
-    def __init__(self, socket: str, upstream: Upstream, images: Images, *, parallel_pulls: int = 8) -> None:
+    def __init__(
+        self, socket: str, upstream: Upstream, images: Images, metrics: Metrics, *, parallel_pulls: int = 8
+    ) -> None:
         self._socket = socket
         self.pulls = PullQueue(parallel_pulls)
         self._images = images
+        self._metrics = metrics
+        metrics.watch_queue(lambda: self.pulls.running, lambda: self.pulls.waiting)
         self._server = grpc.server(
             ThreadPoolExecutor(self.pulls.capacity + _OTHER_CALLS, thread_name_prefix="unlade-cri"),
             options=[
@@ -95,16 +102,54 @@ class ImageServer:
         )
         handlers = passing(upstream)
         handlers["PullImage"] = grpc.unary_unary_rpc_method_handler(self._pull)
-        handlers["ImageStatus"] = grpc.unary_unary_rpc_method_handler(_answering(images.status))
-        handlers["RemoveImage"] = grpc.unary_unary_rpc_method_handler(_answering(images.remove))
+        handlers["ImageStatus"] = grpc.unary_unary_rpc_method_handler(self._status)
+        handlers["RemoveImage"] = grpc.unary_unary_rpc_method_handler(self._remove)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(IMAGE_SERVICE, handlers),)
         )
 
     def _pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """PullImage, in its turn."""
+        about = _about(request)
+        came = time.monotonic()
         with self.pulls.turn(context):
-            return _answering(self._images.pull)(request, context)
+            began = time.monotonic()
+            self._metrics.waits.observe(began - came)
+            answer = self._answer("PullImage", self._images.pull, request, context, about)
+        seconds = round(time.monotonic() - began, 3)
+        _log.info("pulled", extra={"about": {**about, "seconds": seconds}})
+        return answer
+
+    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        return self._answer("ImageStatus", self._images.status, request, context, {})
+
+    def _remove(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        return self._answer("RemoveImage", self._images.remove, request, context, {})
+
+    def _answer(
+        self, name: str, call: Handler, request: bytes, context: grpc.ServicerContext, about: dict[str, Any]
+    ) -> bytes:
+        """Turns our errors, and those of calls of our own below, into the caller's status."""
+        began = time.monotonic()
+        code = grpc.StatusCode.UNKNOWN
+        try:
+            answer = call(request, context)
+            code = grpc.StatusCode.OK
+            return answer
+        except UnladeError as error:
+            code = status(error)
+            self._metrics.errors.labels(error.code).inc()
+            told = {**about, "code": error.code, "next": error.next_step}
+            _log.warning("%s: %s", name, error.message, extra={"about": told})
+            context.abort(code, message(error))
+            raise  # not reached: abort raises
+        except grpc.RpcError as error:
+            code = error.code()
+            raise abort(context, error) from error
+        finally:
+            if code == grpc.StatusCode.UNKNOWN:
+                code = context.code() or code  # containerd's own, passed on
+            self._metrics.calls.labels(name, code.name).observe(time.monotonic() - began)
 
     def start(self) -> None:
         """Listen; the socket is in its place when this returns."""
@@ -125,17 +170,13 @@ class ImageServer:
         self._server.stop(grace).wait()
 
 
-def _answering(call: Handler) -> Handler:
-    """Turns our errors, and those of calls of our own below, into the caller's status."""
-
-    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            return call(request, context)
-        except UnladeError as error:
-            _log.warning("%s", error.message, extra={"code": error.code})
-            context.abort(status(error), message(error))
-            raise  # not reached: abort raises
-        except grpc.RpcError as error:
-            raise abort(context, error) from error
-
-    return handle
+def _about(request: bytes) -> dict[str, Any]:
+    """What a pull is for, as the log names it: never the credentials."""
+    told = api.PullImageRequest.FromString(request)
+    pod = told.sandbox_config.metadata
+    about = {"reference": told.image.image}
+    if told.image.runtime_handler:
+        about["handler"] = told.image.runtime_handler
+    if pod.name:
+        about |= {"pod": f"{pod.namespace}/{pod.name}", "uid": pod.uid}
+    return about

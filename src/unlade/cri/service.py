@@ -8,6 +8,7 @@ worth keeping: containerd is the database, and a service that was killed is simp
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import grpc
+
 from unlade.containerd import Artifacts, Containerd, ContainerdStore, Handler
 from unlade.cri.images import Images
+from unlade.cri.observed import Metrics
 from unlade.cri.passthrough import Upstream, connect
 from unlade.cri.pulled import is_image
 from unlade.cri.runtime import discover
@@ -26,6 +30,8 @@ from unlade.registry import CredentialSource, DockerConfigCredentials, Registry,
 _log = logging.getLogger(__name__)
 # How long a start waits for containerd; then it fails, and systemd starts it again.
 _START: Final = 60.0
+# A probe's own patience is a second or two.
+_PROBE: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,8 @@ class NodeService:
         self._config = config
         self._parts = ExitStack()
         self._server: ImageServer | None = None
+        self._upstream: Upstream | None = None
+        self.metrics = Metrics()
 
     def __enter__(self) -> Self:
         self.start()
@@ -73,6 +81,23 @@ class NodeService:
             self._server = None
         self._parts.close()
 
+    def healthy(self) -> str:
+        """Empty while the service listens, else the reason why not."""
+        if self._server is None:
+            return "not started"
+        return "" if os.path.exists(self._config.socket) else f"{self._config.socket} is gone"
+
+    def ready(self) -> str:
+        """Empty while containerd answers too."""
+        reason = self.healthy()
+        if reason or self._upstream is None:
+            return reason
+        try:
+            self._upstream.ask("ImageFsInfo", b"", seconds=_PROBE)
+        except grpc.RpcError as error:
+            return f"containerd does not answer: {error.code().name}"
+        return ""
+
     def _assemble(self, parts: ExitStack) -> ImageServer:
         config = self._config
         channel = connect(config.containerd)
@@ -88,5 +113,8 @@ class NodeService:
         )
         upstream = Upstream(channel)
         looks = partial(is_image, ContainerdStore(containerd))
-        images = Images(upstream, artifacts, handlers, is_image=looks)
-        return ImageServer(config.socket, upstream, images, parallel_pulls=config.parallel_pulls)
+        images = Images(upstream, artifacts, handlers, self.metrics, is_image=looks)
+        self._upstream = upstream
+        return ImageServer(
+            config.socket, upstream, images, self.metrics, parallel_pulls=config.parallel_pulls
+        )

@@ -15,6 +15,7 @@ from tests.rig.node.client import Client
 from unlade.containerd import ArtifactImage, Handler, Handlers, ImageTuple, PullOptions
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.images import Images
+from unlade.cri.observed import Metrics
 from unlade.cri.passthrough import IMAGE_SERVICE, Upstream, connect
 from unlade.cri.server import ImageServer
 from unlade.errors import NothingProduced
@@ -130,6 +131,7 @@ class Scene:
     client: Client
     containerd: FakeContainerd
     artifacts: FakeArtifacts
+    metrics: Metrics
 
 
 @pytest.fixture
@@ -144,11 +146,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     artifacts = FakeArtifacts(containerd)
     channel = connect(f"{tmp_path}/containerd.sock")
     upstream = Upstream(channel)
-    images = Images(upstream, artifacts, HANDLERS, is_image=lambda image: image.id == IMAGE)
-    server = ImageServer(f"{tmp_path}/image.sock", upstream, images)
+    metrics = Metrics()
+    images = Images(upstream, artifacts, HANDLERS, metrics, is_image=lambda image: image.id == IMAGE)
+    server = ImageServer(f"{tmp_path}/image.sock", upstream, images, metrics)
     server.start()
     client = Client(f"{tmp_path}/image.sock")
-    yield Scene(client, containerd, artifacts)
+    yield Scene(client, containerd, artifacts, metrics)
     client.channel.close()
     server.close(0)
     channel.close()
@@ -277,3 +280,26 @@ def test_removal_of_an_ordinary_image_is_containerds(scene: Scene) -> None:
     scene.containerd.names = {"r.example/a:1": IMAGE, IMAGE: IMAGE}
     scene.client.remove("r.example/a:1")
     assert scene.containerd.names == {}
+
+
+def test_the_numbers_and_the_log(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    pod = api.PodSandboxConfig(metadata=api.PodSandboxMetadata(name="p", namespace="n", uid="u"))
+    request = api.PullImageRequest(
+        image=api.ImageSpec(image="r.example/a:1"),
+        sandbox_config=pod,
+        auth=api.AuthConfig(username="alice", password="hunter2"),
+    )
+    scene.client.call("PullImage", request, api.PullImageResponse)
+    scene.artifacts.outcome = lambda _progress: None
+    _refused(lambda: scene.client.pull("r.example/missing:1"))
+    _refused(lambda: scene.client.pull("r.example/a:1", handler="gone"))
+    text = scene.metrics.text().decode()
+    assert 'unlade_node_pulls_total{result="artifact"} 1.0' in text
+    assert 'unlade_node_call_seconds_count{call="PullImage",code="NOT_FOUND"} 1.0' in text
+    assert 'unlade_node_errors_total{code="unknown-handler"} 1.0' in text
+    assert 'unlade_node_pulls_in_flight{state="running"} 0.0' in text
+    about = next(record.about for record in caplog.records if record.message == "pulled")  # type: ignore[attr-defined]
+    assert about["pod"] == "n/p"
+    assert about["reference"] == "r.example/a:1"
+    assert "hunter2" not in str([record.__dict__ for record in caplog.records])

@@ -1,0 +1,195 @@
+"""`unlade node …`: the image service of a Kubernetes node.
+
+The work is in `unlade.cri`, imported when the command runs: gRPC alone takes longer to import than the
+whole of `unlade --help` may. It is a host service that starts after containerd and before the kubelet.
+Logs go to stderr as JSON lines that name the pod a pull was for. SIGTERM lets running calls end within the
+grace, then ends with 0; what a killed one left is tidied away by the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from unlade.cli.controller import JsonLines, log_json
+
+if TYPE_CHECKING:
+    from unlade.containerd import Handler
+
+
+@click.group(short_help="The image service of a Kubernetes node.")
+def node() -> None:
+    """The image service of a Kubernetes node: native image volumes of any artifact.
+
+    \b
+    Examples:
+      unlade node serve --socket /run/unlade/image.sock
+    """
+
+
+@node.command(short_help="Serve the kubelet, in front of containerd.")
+@click.option(
+    "--socket",
+    default="/run/unlade/image.sock",
+    show_default=True,
+    help="Where to listen: the kubelet's imageServiceEndpoint.",
+)
+@click.option(
+    "--containerd",
+    default="/run/containerd/containerd.sock",
+    show_default=True,
+    metavar="SOCKET",
+    help="containerd's socket.",
+)
+@click.option("--state", default="/run/unlade", show_default=True, metavar="DIR", help="For locks alone.")
+@click.option(
+    "--parallel-pulls",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    help="Pulls at once; more wait for their turn.",
+)
+@click.option(
+    "--handler",
+    "handlers",
+    multiple=True,
+    metavar="NAME=PLATFORM[,SNAPSHOTTER]",
+    help="What runs inside a runtime handler; may be repeated. Others run the host's platform.",
+)
+@click.option(
+    "--certs-dir",
+    "certs_dirs",
+    multiple=True,
+    metavar="DIR",
+    help="Per-host certificates and mirrors, before the system's; may be repeated.",
+)
+@click.option(
+    "--plain-http",
+    "plain_http",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="A registry without TLS; may be repeated.",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:9753",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where /healthz, /readyz and /metrics are served.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long running calls may go on after SIGTERM.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def serve(
+    *,
+    socket: str,
+    containerd: str,
+    state: str,
+    parallel_pulls: int,
+    handlers: tuple[str, ...],
+    certs_dirs: tuple[str, ...],
+    plain_http: tuple[str, ...],
+    listen: str,
+    grace: float,
+    log_level: str,
+) -> None:
+    """Serve the kubelet's image calls, in front of containerd, until told to stop.
+
+    \b
+    Examples:
+      unlade node serve
+      unlade node serve --handler kata=linux/amd64 --handler vm=linux/arm64,native
+    """
+    try:
+        from unlade.cri.observed import Window
+        from unlade.cri.service import NodeConfig, NodeService
+    except ModuleNotFoundError as error:
+        from unlade.errors import InvalidInput
+
+        if (error.name or "").partition(".")[0] not in {"grpc", "google", "prometheus_client"}:
+            raise
+        raise InvalidInput(
+            f"the node's service needs {error.name}, which is not installed",
+            next_step="pip install 'unlade[node]'",
+        ) from error
+    from unlade.registry import RegistryConfig
+
+    host, port = _address(listen)
+    system = RegistryConfig.system()
+    registry = replace(
+        system, certs_dirs=(*certs_dirs, *system.certs_dirs), plain_http=frozenset(plain_http)
+    )  # fmt: skip
+    config = NodeConfig(
+        socket=socket,
+        containerd=containerd,
+        state=Path(state),
+        parallel_pulls=parallel_pulls,
+        handlers=tuple(_handler(text) for text in handlers),
+        registry=registry,
+    )
+    log_json(log_level)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(NodeLines())
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    service = NodeService(config)
+    window = Window(host, port, service.metrics, healthy=service.healthy, ready=service.ready)
+    log = logging.getLogger(__name__)
+    log.info("numbers and probes on port %d", window.port)
+    try:
+        service.start()
+        stop.wait()
+        log.info("stopping: running calls have %g s", grace)
+        service.close(grace)
+    finally:
+        service.close(0)
+        window.close()
+
+
+class NodeLines(JsonLines):
+    """One JSON object a line, with what the line is about: the pod, the reference, the error's code."""
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+        return {**super().fields(record), **getattr(record, "about", {})}
+
+
+def _handler(text: str) -> Handler:
+    from unlade.containerd import Handler
+    from unlade.errors import InvalidInput
+    from unlade.model import Platform
+
+    name, equals, rest = text.partition("=")
+    platform, comma, snapshotter = rest.partition(",")
+    if not name or not equals or not platform or (comma and not snapshotter):
+        raise InvalidInput(
+            f"--handler {text!r} cannot be read", next_step="write NAME=OS/ARCH[/VARIANT][,SNAPSHOTTER]"
+        )
+    guest = Platform.parse(platform)
+    return Handler(name, guest, snapshotter) if comma else Handler(name, guest)
+
+
+def _address(text: str) -> tuple[str, int]:
+    from unlade.errors import InvalidInput
+
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise InvalidInput(f"--listen {text!r} is not HOST:PORT", next_step="write 127.0.0.1:9753")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host means every address
