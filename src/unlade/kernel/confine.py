@@ -29,7 +29,7 @@ _LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 _LANDLOCK_RULE_PATH_BENEATH: Final = 1
 
 # landlock(7): rights known to each ABI. What is handled is denied unless a rule allows it.
-_FS_RIGHTS_BY_ABI: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+_FS_RIGHTS_BY_ABI: Final = {2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FS_EXECUTE: Final = 1 << 0
 _FS_IOCTL_DEV: Final = 1 << 15
 _NET_TCP: Final = 0b11  # bind and connect, since ABI 4
@@ -86,6 +86,16 @@ def no_network() -> bool:
     return True
 
 
+def root_at(dirfd: int) -> bool:
+    """Make a directory the root: no name of the host exists any more, its Unix sockets included."""
+    try:
+        os.fchdir(dirfd)
+        os.chroot(".")
+    except OSError:
+        return False
+    return True
+
+
 def only_beneath(dirfd: int) -> int:
     """Allow file system access beneath `dirfd` only, and no TCP; returns the landlock ABI used, 0 for none.
 
@@ -102,6 +112,8 @@ def only_beneath(dirfd: int) -> int:
         )
     except OSError:
         return 0
+    if abi < 2:
+        return 0  # the first version forbids hard links between directories, and cannot be told otherwise
     rights = _FS_RIGHTS_BY_ABI[max(known for known in _FS_RIGHTS_BY_ABI if known <= abi)]
     attributes = struct.pack("=QQQ", rights, _NET_TCP if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24

@@ -20,6 +20,8 @@ from unlade.kernel import libc
 _RENAME_NOREPLACE: Final = 1
 _RENAME_EXCHANGE: Final = 2
 
+_known_umask: int | None = None
+
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -144,6 +146,8 @@ def set_link_xattr(dirfd: int, name: bytes, attribute: bytes, value: bytes) -> N
         # setxattr(2) wants a path or a readable descriptor; the magic link of an O_PATH descriptor leads
         # to exactly what was opened, and is not followed any further.
         os.setxattr(f"/proc/self/fd/{fd}", attribute, value)
+    except FileNotFoundError:  # no /proc here
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP)) from None
     finally:
         os.close(fd)
 
@@ -153,8 +157,17 @@ def make_whiteout(dirfd: int, name: bytes) -> None:
     os.mknod(name, stat.S_IFCHR, 0, dir_fd=dirfd)
 
 
+def set_umask(mask: int) -> None:
+    """Set this process's umask for good, so that `current_umask` need not ask again."""
+    global _known_umask  # noqa: PLW0603 — the umask itself is one per process
+    os.umask(mask)
+    _known_umask = mask
+
+
 def current_umask() -> int:
     """This process's umask, read without changing it for other threads; all bits when it cannot be read."""
+    if _known_umask is not None:
+        return _known_umask
     try:
         with open("/proc/self/status", "rb") as status:
             for line in status:

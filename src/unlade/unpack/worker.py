@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Final, NoReturn
 
-from unlade.kernel import confine
+from unlade.kernel import confine, files
 from unlade.model.deadline import Deadline
 from unlade.unpack import wire, zstd
 from unlade.unpack.archive import unpack
@@ -111,8 +111,9 @@ def _confine(directory: int, policy: UnpackPolicy) -> None:
             wanted.add(confine.CAP_SETFCAP)
         if policy.whiteouts == "overlay" or policy.xattrs:
             wanted.add(confine.CAP_SYS_ADMIN)  # trusted.* attributes
-    os.umask(0o022)
+    files.set_umask(0)  # modes are the archive's: nothing to take away, nothing to set twice
     confine.limit(memory=_MEMORY, file_size=policy.limits.max_bytes, descriptors=_DESCRIPTORS)
+    confine.root_at(directory)
     confine.only_beneath(directory)
     confine.keep_capabilities(frozenset(wanted))
 

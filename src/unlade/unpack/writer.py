@@ -400,14 +400,25 @@ class Writer:
         if target.startswith(b"/") or depth < 0:
             raise _points_out(path, target)
 
+    def _is_free(self, path: bytes) -> bool:
+        """Whether a link that waits for a lower layer can still be made: parent there, name not taken."""
+        parent, _, name = path.rpartition(b"/")
+        place = self._places.exact(parent)
+        if place is None:
+            return False
+        try:
+            os.stat(name, dir_fd=place.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
+
     def _finish(self) -> None:
         """What can only be done once every entry is there."""
         places = self._places
         if self._removed_directory:
             # Names noted below a directory that was replaced since are no longer true.
             places.implicit = {path: None for path in places.implicit if places.exact(path) is not None}
-            for path in [path for path in self._pending if places.exact(path.rpartition(b"/")[0]) is None]:
-                del self._pending[path]
+        self._pending = {path: target for path, target in self._pending.items() if self._is_free(path)}
         for path in self._links:
             # By the kernel, through every link on the way: text alone cannot tell where links lead.
             self._deadline.check()

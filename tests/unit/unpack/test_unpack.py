@@ -319,6 +319,22 @@ def test_hard_links_to_lower_layers_are_pending(dest: Destination) -> None:
     assert dest.names() == {"d", "gone"}
 
 
+def test_a_pending_link_that_became_a_directory_is_none(dest: Destination) -> None:
+    tar = (
+        Tar()
+        .link(b"a", b"lower")
+        .file(b"a/f")
+        .link(b"d/b", b"lower")
+        .file(b"d")
+        .link(b"c", b"lower")
+        .dir(b"c")
+    )
+    result = dest.unpack(tar, IMAGE)
+    assert result.pending_links == ()
+    assert result.whiteouts == (b"c",)
+    assert dest.names() == {"a", "a/f", "d", "c"}
+
+
 def test_devices_and_fifos_only_hide(dest: Destination) -> None:
     tar = Tar().entry(b"dev/null", kind=b"3").entry(b"dev/sda", kind=b"4").entry(b"pipe", kind=b"6")
     result = dest.unpack(tar, IMAGE)
