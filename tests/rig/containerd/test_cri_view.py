@@ -1,8 +1,9 @@
-"""Artifacts as containerd's own CRI plugin sees them, with nobody in between: what a kubelet would be told."""
+"""Artifacts as containerd's own CRI plugin shows them, with nobody in between: what a kubelet is told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_what_a_kubelet_is_told(
     assert image is not None
     for round_ in ("pulled", "restarted"):
         for name in (str(reference), pinned, image.id):
-            told = until(f"{name} {round_}", lambda name=name: status(ask, name), seconds=10)
+            told = until(f"{name} {round_}", partial(status, ask, name), seconds=10)
             assert told.id == image.id
         told = listed(ask)[image.id]
         assert list(told.repo_tags) == [str(reference)]
