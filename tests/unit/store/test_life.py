@@ -11,9 +11,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.conformance.content_store import blob, image
 from tests.unit.store.crash_scenario import write
@@ -191,11 +198,18 @@ class Life(RuleBasedStateMachine):
         assert fsck(self.processes[1].store) == []
 
 
-Life.TestCase.settings = settings(
-    max_examples=2000 if FULL else 20,
-    stateful_step_count=50,
-    deadline=None,
-    derandomize=not FULL,
-    suppress_health_check=list(HealthCheck),
-)
-TestLife = Life.TestCase
+# In parts, because a single test may take ten minutes at most.
+@pytest.mark.parametrize("part", range(20 if FULL else 1))
+def test_any_life(part: int) -> None:
+    @seed(part)
+    class Seeded(Life):
+        pass
+
+    limits = settings(
+        max_examples=100 if FULL else 20,
+        stateful_step_count=50,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(Seeded, settings=limits)
