@@ -90,7 +90,6 @@ def test_what_dead_processes_staged_is_thrown_away_at_open(tmp_path: Path) -> No
             assert os.listdir(store.layout.trash) == []
 
 
-@pytest.mark.interop
 @pytest.mark.skipif(not shutil.which("skopeo"), reason="skopeo is not installed")
 def test_skopeo_reads_it(tmp_path: Path) -> None:
     config = json.dumps(
