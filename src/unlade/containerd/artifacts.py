@@ -33,7 +33,7 @@ from unlade.errors import StoreError
 from unlade.kernel import failpoints
 from unlade.model import Deadline, Digest, Platform, Reference
 from unlade.registry import CredentialSource, Registry
-from unlade.store import Lease
+from unlade.store import Lease, Problem
 from unlade.transfer import Progress, silent
 
 _RECORDS_LOCK: Final = "records"
@@ -144,7 +144,7 @@ class Artifacts:
                 return None
         return image
 
-    def list(self) -> list[ArtifactImage]:
+    def list(self) -> Sequence[ArtifactImage]:
         """Every artifact, one per image ID, by ID: adding up their sizes counts no byte twice."""
         found = (records.decode(row) for row in self._images.with_label(labels.TREE))
         return sorted((image for image in found if image is not None), key=lambda image: image.id)
@@ -190,6 +190,25 @@ class Artifacts:
         if ended or dropped or loose:
             self.collect()
         return Recovered(tuple(ended), tuple(dropped), tuple(sorted(row.name for row in loose)))
+
+    def fsck(self, *, repair: bool = False, deadline: Deadline | None = None) -> Sequence[Problem]:
+        """Every artifact's tree against the file list that was written with it.
+
+        With `repair`, damaged artifacts are removed: pulling them again brings them back. One that a pod
+        has mounted stays on the disk as it is until the pod ends.
+        """
+        problems = []
+        for image in self.list():
+            for name in sorted(image.snapshotters & self._trees.keys()):
+                wrong = self._trees[name].check(image.tree, deadline=deadline or Deadline.never())
+                if wrong is None or self.find(image.id) is None:
+                    continue  # removed while we looked: gone is not damaged
+                repaired = repair and self.remove(image.id)
+                step = "pull it again" if repaired else "remove it and pull it again"
+                shown = ", ".join(image.repo_tags or image.repo_digests or (image.id,))
+                problems.append(Problem("tree-damaged", shown, f"{wrong}; {step}", repaired))
+                break
+        return problems
 
     def collect(self) -> None:
         """Have containerd collect garbage now, and wait for it."""

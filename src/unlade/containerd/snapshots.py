@@ -2,7 +2,7 @@
 
 A staging is an active snapshot prepared under a lease; its directory is filled in place, so each byte is
 written once and containerd's own accounting sees it. Parts that must be merged get active snapshots of
-their own beside it, on the same file system, so that merging renames. Commit: sync the file system, put the
+their own beside it, on the same file system, so that merging renames. Commit: sync the tree, put the
 file list into the content store, commit under the name that the synthetic layer's chain ID has (`naming`);
 the record of the snapshot keeps the list alive. A process that dies leaves active snapshots under a lease
 whose owner is gone: `leases.end_dead` and containerd's next collection remove both.
@@ -37,12 +37,13 @@ from unlade.containerd.errors import (
 from unlade.containerd.naming import snapshot_name
 from unlade.errors import StoreError
 from unlade.kernel import failpoints
-from unlade.kernel.files import syncfs
 from unlade.model import Deadline, Descriptor, Digest
-from unlade.store import Lease
+from unlade.store import Lease, NotInStore
 from unlade.store.failure import explaining
 from unlade.tree import Scratch, Tree, TreeKey, merge_into
+from unlade.tree.fsck import compare
 from unlade.tree.listing import Listing
+from unlade.tree.sync import sync_tree
 from unlade.unpack import Unpacked
 
 _SNAPSHOTS: Final = "/containerd.services.snapshots.v1.Snapshots"
@@ -154,6 +155,17 @@ class ContainerdTrees:
             return name, Path(mounts[0].source)
         raise ContainerdError(f"cannot {what}: its answers are lost", next_step="see containerd's log")
 
+    def check(self, key: TreeKey, *, deadline: Deadline) -> str | None:
+        """What is wrong with a tree, compared with its file list, in words; None when nothing is."""
+        tree, listed = self.find(key), self.files(key)
+        if tree is None or listed is None or tree.path is None:
+            return "its snapshot is not there"
+        try:
+            with self.content.open(listed) as files:
+                return compare(tree.path, files, deadline=deadline)
+        except NotInStore:
+            return "its file list is not there"
+
     def commit(self, active: str, name: str, facts: dict[str, str], lease: Lease) -> None:
         """Make an active snapshot the committed one of this name, held by the lease; idempotent."""
         request = snapshots_pb2.CommitSnapshotRequest(
@@ -232,7 +244,7 @@ class ContainerdStaging:
             listed = self._file_list()
             failpoints.reach("containerd.snapshot.complete")
             # dirfd was opened before the first byte was written: it is told of every write-back error.
-            syncfs(self.dirfd)
+            sync_tree(self.dirfd)
         failpoints.reach("containerd.snapshot.synced")
         described = Descriptor(media_type=FILE_LIST, digest=Digest.of(listed), size=len(listed))
         self._trees.content.put(described, listed, lease=self._lease)

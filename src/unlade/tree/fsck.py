@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -95,8 +96,16 @@ def _what_is_wrong(trees: DirTrees, key: Digest, detail: TreeDetail, deadline: D
             if f"sha256:{hashlib.file_digest(files, 'sha256').hexdigest()}" != detail.files:
                 return "its file list is damaged"
             files.seek(0)
-            listing = {record.path: record for record in Listing.of(files)}
-        root = os.open(trees.store.layout.tree(key) / "root", _DIRECTORY)
+            return compare(trees.store.layout.tree(key) / "root", files, deadline=deadline)
+    except OSError as error:
+        return f"cannot be read: {error}"
+
+
+def compare(path: Path, files: Iterable[bytes], *, deadline: Deadline) -> str | None:
+    """The first difference between a tree's directory and its file list, in words; None: they agree."""
+    try:
+        listing = {record.path: record for record in Listing.of(files)}
+        root = os.open(path, _DIRECTORY)
     except (OSError, StoreError) as error:
         return f"cannot be read: {error}"
     try:

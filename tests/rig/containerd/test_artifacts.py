@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from unlade.containerd import (
     ArtifactImage,
     Artifacts,
     Containerd,
+    ContainerdTrees,
     Handler,
     Handlers,
     PullOptions,
@@ -460,3 +462,31 @@ def test_recover_leaves_the_living_alone(connect: Connect, registry: Registry) -
     with leases.lease(theirs, "left behind"), Artifacts(mine, registry, HANDLERS, jobs=1) as artifacts:
         theirs.owner.close()
         assert len(artifacts.recover().leases) == 1
+
+
+@pytest.mark.parametrize("damage", ["bytes", "missing", "added"])
+def test_rot_is_found_and_cured(
+    damage: str, artifacts: Artifacts, connection: Containerd, fake: FakeRegistry
+) -> None:
+    titled(fake, {"weights.bin": b"w" * 10_000, "config.json": b"{}"})
+    reference = fake.reference(REPO, "v1")
+    image = pull(artifacts, reference)
+    assert artifacts.fsck() == []
+    tree = ContainerdTrees(connection).find(image.tree)
+    assert tree is not None and tree.path is not None
+    weights = tree.path / "weights.bin"
+    before = weights.stat()
+    if damage == "bytes":
+        weights.write_bytes(b"w" * 5_000 + b"v" + b"w" * 4_999)
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (tree.path / "extra").touch()
+    (problem,) = artifacts.fsck()
+    assert (problem.kind, problem.subject, problem.repaired) == ("tree-damaged", str(reference), False)
+    (problem,) = artifacts.fsck(repair=True)
+    assert problem.repaired
+    assert artifacts.fsck() == []
+    assert pull(artifacts, reference).id == image.id
+    assert artifacts.fsck() == []
