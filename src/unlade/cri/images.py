@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import grpc
 
@@ -37,8 +37,11 @@ _TAKE_UP: Final = 30.0
 # A removed image may be seen a moment longer; the caller is not kept for it.
 _LET_GO: Final = 2.0
 _PAUSE: Final = 0.01
-# IDs remembered as ours or not; far more than a node has images.
+# IDs whose kind is remembered; far more than a node has images.
 _REMEMBERED: Final = 16384
+
+# One of our trees; a container image; an artifact that containerd took for an image.
+Kind = Literal["ours", "image", "neither"]
 
 
 class Artifacts(Protocol):
@@ -85,7 +88,7 @@ class Images:
         self._handlers = handlers
         self._metrics = metrics
         self._is_image = is_image
-        self._known: dict[str, bool] = {}
+        self._kinds: dict[str, Kind] = {}
 
     def pull(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """PullImage."""
@@ -116,7 +119,7 @@ class Images:
         if made is None:
             return self._forward(raw, context)
         self._metrics.pulls.labels("cached" if made.cached else "artifact").inc()
-        self._remember(made.id, ours=True)
+        self._remember(made.id, "ours")
         self._wait(made.id, present=True, seconds=_TAKE_UP, deadline=deadline)
         answer: bytes = api.PullImageResponse(image_ref=made.id).SerializeToString()
         return answer
@@ -128,18 +131,18 @@ class Images:
         handler = self._handlers.resolve(spec.runtime_handler).name
         options = _options(spec)
         if options.plain and not spec.runtime_handler:
-            return self._upstream.call("ImageStatus", raw, context)
+            return self._as_known(raw, context)
         known = self._look(spec.image)
         if known is not None and _is_id(spec.image, known.id):
-            other = self._is_ours(known.id) and self._artifacts.find(known.id, handler=handler) is None
-            return _absent() if other else self._upstream.call("ImageStatus", raw, context)
+            other = self._kind(known) == "ours" and self._artifacts.find(known.id, handler=handler) is None
+            return _absent() if other else self._as_known(raw, context)
         found = self._artifacts.find(spec.image, handler=handler, options=options)
         if found is not None:
             request.image.image = found.id
             return self._upstream.call("ImageStatus", request.SerializeToString(), context)
-        if known is None or self._is_ours(known.id) or not options.plain:
+        if known is None or self._kind(known) == "ours" or not options.plain:
             return _absent()
-        return self._upstream.call("ImageStatus", raw, context)  # an ordinary image: one for all handlers
+        return self._as_known(raw, context)  # an ordinary image: one for all handlers
 
     def remove(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """RemoveImage: with a handler its tuples, without one the whole image (R4)."""
@@ -147,7 +150,7 @@ class Images:
         spec = request.image
         handler = self._handlers.resolve(spec.runtime_handler).name if spec.runtime_handler else None
         known = self._look(spec.image)
-        if known is not None and not self._is_ours(known.id):
+        if known is not None and self._kind(known) != "ours":
             return self._upstream.call("RemoveImage", raw, context)
         name = known.id if known is not None and _is_id(spec.image, known.id) else spec.image
         if not self._artifacts.remove(name, handler=handler) and known is None:
@@ -156,6 +159,14 @@ class Images:
             with suppress(ContainerdError):
                 self._wait(known.id, present=False, seconds=_LET_GO, deadline=_deadline(context))
         answer: bytes = api.RemoveImageResponse().SerializeToString()
+        return answer
+
+    def _as_known(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """containerd's own answer; an artifact that it took for an image before we came is not there."""
+        answer = self._upstream.call("ImageStatus", raw, context)
+        known = api.ImageStatusResponse.FromString(answer)
+        if known.HasField("image") and self._kind(known.image) == "neither":
+            return _absent()
         return answer
 
     def _forward(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
@@ -168,7 +179,7 @@ class Images:
         answer = self._forward(raw, context)
         pulled = api.PullImageResponse.FromString(answer).image_ref
         image = self._look(pulled)
-        if image is None or self._is_ours(image.id) or self._is_image(image):
+        if image is None or self._kind(image) != "neither":
             return answer
         spec = api.ImageSpec(image=pulled)
         self._upstream.ask("RemoveImage", api.RemoveImageRequest(image=spec).SerializeToString())
@@ -191,18 +202,19 @@ class Images:
                 )
             deadline.wait(_PAUSE)
 
-    def _is_ours(self, image: str) -> bool:
-        """Whether an ID is a tree of ours. The ID is a digest of what says so: the answer never changes."""
-        known = self._known.get(image)
+    def _kind(self, image: api.Image) -> Kind:
+        """What an ID is. It is a digest of what says so: the answer never changes."""
+        known = self._kinds.get(image.id)
         if known is None:
-            known = self._artifacts.find(image) is not None
-            self._remember(image, ours=known)
+            ours = self._artifacts.find(image.id) is not None
+            known = "ours" if ours else "image" if self._is_image(image) else "neither"
+            self._remember(image.id, known)
         return known
 
-    def _remember(self, image: str, *, ours: bool) -> None:
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[image] = ours
+    def _remember(self, image: str, kind: Kind) -> None:
+        if len(self._kinds) >= _REMEMBERED:
+            self._kinds.clear()
+        self._kinds[image] = kind
 
 
 class _Watched:

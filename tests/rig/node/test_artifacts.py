@@ -226,3 +226,14 @@ def test_what_containerd_alone_can_reach(cluster: Rig, direct: Client, tmp_path:
         assert "next: " in words
     assert direct.status(artifact.reference) is None
     assert direct.images() == before
+
+
+def test_what_was_pulled_before_the_service_came(served: Rig, namespace: Namespace, direct: Client) -> None:
+    """containerd had the artifact as an empty image; a pod that would use what is there gets the files."""
+    artifact = served.registry.push_artifact("models/earlier", {"f": b"earlier"})
+    direct.pull(artifact.reference)
+    assert direct.status(artifact.reference) is not None
+    volume = {"/data": {"image": {"reference": artifact.reference, "pullPolicy": "IfNotPresent"}}}
+    pod = namespace.run("earlier", command="cat /data/f", volumes=volume)
+    pod.wait("Succeeded")
+    assert pod.logs() == "earlier"

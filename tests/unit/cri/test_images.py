@@ -221,6 +221,16 @@ def test_an_artifact_never_passes_as_an_empty_image(scene: Scene) -> None:
     assert scene.containerd.names == {}
 
 
+def test_what_containerd_took_for_an_image_before_we_came_is_pulled_again(scene: Scene) -> None:
+    scene.containerd.names = {"r.example/a:1": EMPTY, EMPTY: EMPTY}
+    assert scene.client.status("r.example/a:1") is None
+    assert scene.client.status("r.example/a:1", handler="vm") is None
+    scene.client.pull("r.example/a:1")
+    found = scene.client.status("r.example/a:1")
+    assert found is not None
+    assert found.id == TREE
+
+
 def test_known_artifacts_and_options_are_not_left_to_containerd(scene: Scene) -> None:
     def cut(progress: Progress) -> str:
         progress(ProgressEvent("start", "r.example/a:1", Digest.parse(TREE), 0, 10))
