@@ -22,6 +22,7 @@ from unlade.packages.fetching import get, pull
 from unlade.packages.kptfile import OciUpstream
 from unlade.packages.location import LocalDirectory, parse_oci
 from unlade.packages.publishing import copy, publishable
+from unlade.packages.resources import merge_file
 from unlade.packages.snapshot import NotAPackage
 from unlade.packages.sources import Sources
 from unlade.packages.update import update
@@ -178,9 +179,48 @@ EXPLOSIVE = {
     "colons": "a" + ":" * 200_000 + "\n",
     "spaces": " " * 1_000_000 + "\n",
     "hashes": "#" * 1_000_000 + "\n",
+    "blanks inside a scalar": "a: b" + " " * 1_000_000 + "c\n",
+    "blanks inside a key": "a" + " " * 1_000_000 + "b: c\n",
+    "blanks and no colon": "a" + " " * 1_000_000 + "b\n",
+    "hashes inside a scalar": "a: b" + "#" * 1_000_000 + "\n",
+    "quotes": "a: " + "'" * 1_000_001 + "\n",
+    "backslashes": 'a: "' + "\\\\" * 500_000 + '"\n',
+    "flow over many lines": "a: [\n" + "  x,\n" * 100_000 + "  ]\n",
+    "open flow over many lines": "a: [\n" + "  x,\n" * 100_000,
+    "plain over many lines": "a: x\n" + "  y\n" * 50_000,
+    "comments": "a: 1\n" + "  # c\n" * 200_000,
+    "nested comments": "".join("  " * level + "a:\n" for level in range(90)) + "# c\n" * 50_000,
     "tabs": "\ta: 1\n",
     "too large": "a: 1\n" * 4_000_000,
 }
+
+
+MERGES = {
+    "many fields": ("".join(f"k{number}: 1\n" for number in range(8_000)), "k: 1\n"),
+    "maybe nulls": ("a: b\n" + "{" * 500_000 + "\n", "a: b\n"),
+    "many empty keys": ("".join(f"k{number}:\n\n" for number in range(8_000)), "a: 1\n"),
+    "too many ports": (
+        "kind: Service\napiVersion: v1\nspec:\n  ports:\n"
+        + "".join(f"  - port: {n}\n" for n in range(5_000)),
+        "kind: Service\napiVersion: v1\nspec:\n  ports:\n  - port: 1\n",
+    ),
+    "many ports": (
+        "kind: Service\napiVersion: v1\nspec:\n  ports:\n" + "".join(f"  - port: {n}\n" for n in range(500)),
+        "kind: Service\napiVersion: v1\nspec:\n  ports:\n  - port: 1\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MERGES)
+def test_merges_that_explode_end_soon(name: str) -> None:
+    start = time.process_time()
+    large, small = MERGES[name]
+    for sides in ((large, large, large), (large, small, small), (small, small, large), (small, large, large)):
+        try:
+            merge_file("a.yaml", *sides)
+        except UnladeError as error:
+            assert str(error)
+    assert time.process_time() - start < 60
 
 
 @pytest.mark.parametrize("name", EXPLOSIVE)

@@ -114,6 +114,9 @@ def mark(document: Document, *, attribute: bool = False) -> bool:
         changed = True
     marked = merge_mark(root)
     if marked is None:
+        if metadata.comment.strip():
+            # The line is needed for the mark; kpt drops what stood there.
+            metadata.lead += " " * root.indent + metadata.comment.strip() + "\n"
         metadata.comment = f" # {_MERGE_MARK} {namespace}/{name}"
         marked = (namespace, name)
         changed = True

@@ -26,8 +26,8 @@ def key_value(node: Node, key: str) -> str:
     return _text(entry.value)
 
 
-def _has(node: Node, keys: Values, values: Values, *, exact: bool) -> bool:
-    """Whether an element carries these keys; without exact, an empty value matches any."""
+def _has(node: Node, keys: Values, values: Values) -> bool:
+    """Whether an element carries these keys; an empty value matches any."""
     for key, value in zip(keys, values, strict=False):
         if not key:
             if not isinstance(node, Scalar) or node.value != value:
@@ -36,9 +36,31 @@ def _has(node: Node, keys: Values, values: Values, *, exact: bool) -> bool:
         entry = node.get(key) if isinstance(node, Map) else None
         if entry is None:
             return False
-        if (value or exact) and _text(entry.value) != value:
+        if value and _text(entry.value) != value:
             return False
     return True
+
+
+def _texts(node: Node, keys: Values) -> Values | None:
+    """The texts of an element's keys; None when it lacks one of them."""
+    if not keys[0]:
+        return (node.value,) if isinstance(node, Scalar) else None
+    if not isinstance(node, Map):
+        return None
+    entries = [node.get(key) for key in keys]
+    if any(entry is None for entry in entries):
+        return None
+    return tuple(_text(entry.value) for entry in entries if entry is not None)
+
+
+def _by_values(side: Seq | None, keys: Values) -> dict[Values, Item]:
+    """The first element for each combination of key texts."""
+    found: dict[Values, Item] = {}
+    for item in side.items if side is not None else ():
+        texts = _texts(item.value, keys)
+        if texts is not None:
+            found.setdefault(texts, item)
+    return found
 
 
 def _agree(left: Values, right: Values) -> Values | None:
@@ -63,14 +85,16 @@ class KeyedMerge:
         self.all = self._collect()
         self.added: list[Item] = []
         self.last: Values = keys
+        self._filled: set[str] | None = None
+        # For each set of keys asked for, the first element by its values, of base and upstream.
+        self._index: dict[Values, list[dict[Values, Item]]] = {}
 
     def _collect(self) -> list[Values]:
-        found: list[Values] = []
+        seen: dict[Values, None] = {}
         for side in self.sides:
             for item in side.items if side is not None else ():
-                values = tuple(key_value(item.value, key) for key in self.keys)
-                if values not in found:
-                    found.append(values)
+                seen[tuple(key_value(item.value, key) for key in self.keys)] = None
+        found = list(seen)
         if len(self.keys) > 1:
             for i in range(len(found)):
                 for j in range(len(found)):
@@ -85,7 +109,11 @@ class KeyedMerge:
 
     def usable(self, values: Values) -> tuple[Values, Values]:
         """The keys that any element of this list fills, and this element's values for them."""
-        filled = {key for each in self.all for key, value in zip(self.keys, each, strict=True) if value}
+        if self._filled is None:
+            self._filled = {
+                key for each in self.all for key, value in zip(self.keys, each, strict=True) if value
+            }
+        filled = self._filled
         if not filled:
             self.last = self.keys
             return self.keys, values
@@ -98,11 +126,13 @@ class KeyedMerge:
         pairs = [(key, value) for key, value in zip(keys, values, strict=True) if value]
         if pairs:
             keys, values = tuple(key for key, _ in pairs), tuple(value for _, value in pairs)
-        found: list[Item | None] = []
-        for side in self.sides:
-            items = side.items if side is not None else []
-            found.append(next((item for item in items if _has(item.value, keys, values, exact=True)), None))
-        return found[0], found[1], found[2]
+        if keys not in self._index:
+            self._index[keys] = [_by_values(side, keys) for side in self.sides[1:]]
+        base, upstream = (side.get(values) for side in self._index[keys])
+        # Local changes while its elements are merged, and kpt looks at what it has become.
+        mine = self.sides[0].items if self.sides[0] is not None else []
+        local = next((item for item in mine if _texts(item.value, keys) == values), None)
+        return local, base, upstream
 
     def drop(self, node: Seq, keys: Values, values: Values) -> None:
         """Remove from local what has these keys."""
@@ -154,7 +184,7 @@ class KeyedMerge:
             if not isinstance(node, Map) and keys[0]:
                 out.append(item)
                 continue
-            if not _has(node, keys, values, exact=False):
+            if not _has(node, keys, values):
                 if values:
                     out.append(item)
                 continue

@@ -6,6 +6,8 @@ or command when none has and none repeats; otherwise the list is one value. Our 
 in compatible form, origin) belong to the local copy and are not merged either.
 """
 
+from dataclasses import replace
+
 from unlade.packages.decisions import Decision, OnConflict
 from unlade.packages.identity import field_text
 from unlade.packages.kptfile import OWN_ANNOTATIONS, Kptfile
@@ -38,9 +40,9 @@ def merge_kptfile(
         _unname_functions(mine)
     _drop_empty(mine, had)
     return [
-        decision
+        replace(decision, path=decision.path.replace("[name=" + _STAND_IN, "[image="))
         for decision in merge.decisions
-        if _STAND_IN not in decision.path or decision.path.count(".") > 2
+        if not (_STAND_IN in decision.path and decision.path.endswith("].name"))
     ]
 
 

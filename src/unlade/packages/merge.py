@@ -19,9 +19,12 @@ from unlade.packages.yamltext.nodes import clone_entry, comments_in, inline, ren
 
 Part = Entry | Item
 _EMPTY = ("{}", "[]")
+# Matching is quadratic, as kpt's is; no pod has this many containers, ports or variables.
+MAX_KEYED = 1000
 # Always in this order: local, base, upstream.
 Parts = tuple[Part | None, Part | None, Part | None]
 Nodes = tuple[Node | None, Node | None, Node | None]
+Entries = tuple[Entry | None, Entry | None, Entry | None]
 Outcome = tuple[Node | None, bool]
 
 
@@ -29,6 +32,12 @@ class KindClash(InvalidInput):
     """A field is a mapping on one side and a list or a scalar on another: nobody can merge that."""
 
     code = "kind-clash"
+
+
+class TooManyElements(InvalidInput):
+    """A list with keys that is too long to be matched element by element."""
+
+    code = "too-many-elements"
 
 
 def _gone(node: Node | None) -> bool:
@@ -312,12 +321,18 @@ class FieldMerge:
         if not node.entries:
             # An empty `{}` that gains fields is written as a block.
             node.indent = indent
-        names = set(node.names())
-        for other in (base, upstream):
-            if other is not None:
-                names.update(other.names())
-        for name in sorted(names):
-            self._field(node, base, upstream, shape, path, name)
+        gone: set[int] = set()
+        # Looked up by name once, not entry by entry: a mapping may have tens of thousands.
+        tables = [
+            {entry.name: entry for entry in side.entries} if side is not None else {}
+            for side in (node, base, upstream)
+        ]
+        for name in sorted(tables[0].keys() | tables[1].keys() | tables[2].keys()):
+            entries = (tables[0].get(name), tables[1].get(name), tables[2].get(name))
+            if self._field(node, entries, upstream, shape, f"{path}.{name}" if path else name):
+                gone.add(id(entries[0]))
+        if gone:
+            _remove(node, gone)
         if node.flow is not None and self.edits != before:
             node.flow = None if node.flow in _EMPTY and node.entries else ""
         if local is None:
@@ -327,14 +342,12 @@ class FieldMerge:
         return node
 
     def _field(
-        self, node: Map, base: Map | None, upstream: Map | None, shape: Shape | None, path: str, name: str
-    ) -> None:
-        """Merge one field of a mapping and put the outcome into it."""
-        mine = node.get(name)
-        old = base.get(name) if base is not None else None
-        new = upstream.get(name) if upstream is not None else None
+        self, node: Map, entries: Entries, upstream: Map | None, shape: Shape | None, where: str
+    ) -> bool:
+        """Merge one field of a mapping and put the outcome into it; True when local's entry must go."""
+        mine, old, new = entries
+        name = next(entry.name for entry in entries if entry is not None)
         keys, below = shape.get(name, (None, "")) if shape else (None, "")
-        where = f"{path}.{name}" if path else name
         before = render_entry(mine, node.indent) if mine is not None and self.policy == "markers" else ""
         count = len(self.decisions)
         step = 2
@@ -343,10 +356,9 @@ class FieldMerge:
             step = new.value.indent - upstream.indent if blocks else step
         value, theirs = self._value((mine, old, new), keys, SHAPES[below] or None, where, node.indent + step)
         remark = _key_comments(mine, old, new)
+        removed = value is None and mine is not None
         if value is None:
-            if mine is not None:
-                _hand_down_lead(node, mine)
-                self.edits += 1
+            self.edits += removed
         elif mine is None:
             assert new is not None  # a value without a local field comes from upstream
             mine = Entry(clone_entry(new).key, value)
@@ -364,6 +376,8 @@ class FieldMerge:
             fresh = self.decisions[count:]
             if fresh and fresh[0].conflict and fresh[0].path == where:
                 self._mark(node, mine, before, new, upstream)
+                return False
+        return removed
 
     def _set(
         self,
@@ -417,8 +431,8 @@ class FieldMerge:
             shift(copy.value, delta)
             after = render_entry(copy, node.indent)
         text = f"<<<<<<< local\n{before}=======\n{after}>>>>>>> upstream\n"
-        if mine is None or mine not in node.entries:
-            mine = mine or Entry(Scalar("conflict", "conflict"), Scalar("", "", "", True))
+        if mine is None:
+            mine = Entry(Scalar("conflict", "conflict"), Scalar("", "", "", True))
             node.entries.append(mine)
         mine.override = text
         self.edits += 1
@@ -466,6 +480,12 @@ class FieldMerge:
         before = self.edits
         if not node.items:
             node.indent = indent
+        longest = max(len(side.items) for side in (node, base, upstream) if side is not None)
+        if longest > MAX_KEYED:
+            raise TooManyElements(
+                f"{path} has {longest} elements; at most {MAX_KEYED} are matched by key",
+                next_step="split the resource, or update with --strategy force-delete-replace",
+            )
         merge = KeyedMerge(keys or ("",), [node, base, upstream])
         order = [item.value for item in node.items]
         for values in merge.wanted():
@@ -543,10 +563,12 @@ def _lead_at(lead: str, indent: int) -> str:
     return "".join(" " * indent + line.strip() + "\n" for line in lead.split("\n") if line.strip())
 
 
-def _hand_down_lead(node: Map, gone: Entry) -> None:
-    """Remove an entry with its comment; a file's header above the first key passes to the next one."""
-    position = node.entries.index(gone)
-    node.entries.remove(gone)
-    head, blank, _own = gone.lead.rpartition("\n\n")
-    if position == 0 and blank and node.entries:
-        node.entries[0].lead = head + blank + node.entries[0].lead
+def _remove(node: Map, gone: set[int]) -> None:
+    """Remove entries with their comments; a file's header above the first key passes to the next one."""
+    header = ""
+    if id(node.entries[0]) in gone:
+        head, blank, _own = node.entries[0].lead.rpartition("\n\n")
+        header = head + blank
+    node.entries = [entry for entry in node.entries if id(entry) not in gone]
+    if node.entries and header:
+        node.entries[0].lead = header + node.entries[0].lead

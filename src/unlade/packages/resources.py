@@ -34,10 +34,10 @@ _BARE_LIST = "items"
 # null is spelled out, or is a key with nothing behind it and nothing deeper below it. A key behind a dash
 # and a bracket are always suspected: what belongs to them cannot be told by a pattern.
 _MAYBE_NULL = re.compile(
-    r"^[^\n]*[:,{-][ \t]*(?:~|null|Null|NULL)[ \t]*(?:[,}#][^\n]*)?$"
+    r"[:,{-][ \t]*(?:~|null|Null|NULL)[ \t]*(?:[,}#][^\n]*)?$"
     r"|^ *-[^\n]*:[ \t]*(?:#[^\n]*)?$"
     r"|^ *-[ \t]*(?:#[^\n]*)?$"
-    r"|^[^\n]*\{[^\n}]*:[ \t]*[,}]"
+    r"|:[ \t]*[,}]"
     r"|^( *)[^ #\n-][^\n]*:[ \t]*(?:#[^\n]*)?$(?!(?:\n[ \t]*(?:#[^\n]*)?$)*\n(?:\1 +[^ #\n]|\1-[ \n]))",
     re.MULTILINE,
 )

@@ -480,8 +480,8 @@ def _plain_files(rng: random.Random, case: Case) -> None:
                 side[name] = f"edited {rng.randrange(2)}\n"
 
 
-def case(seed: int) -> Case:
-    """The case with this seed."""
+def case(seed: int, *, nested: bool | None = None) -> Case:
+    """The case with this seed; nested decides on sub-packages where the seed should not."""
     rng = random.Random(seed)
     base: Files = {}
     for number_ in range(rng.randrange(1, 4)):
@@ -503,7 +503,7 @@ def case(seed: int) -> Case:
         mine = state if side is made.base or keep else _edit_state(rng, state)
         side["Kptfile"] = kptfile(random.Random(values if rng.random() < 0.7 else rng.random()), name, mine)
     _plain_files(rng, made)
-    if seed >= NESTED:
+    if seed >= NESTED if nested is None else nested:
         for directory in ("inner", "inner/deep", "zone")[: rng.randrange(1, 4)]:
             _nested(rng, made, directory)
     return made

@@ -38,7 +38,7 @@ def regular(value: object, key: str = "") -> bool:
 
 
 def regular_case(seed: int) -> Case:
-    made = case(seed)
+    made = case(seed, nested=False)
     for side in (made.base, made.local, made.upstream):
         for name, text in side.items():
             if name.endswith(".yaml"):

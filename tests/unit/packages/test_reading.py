@@ -55,7 +55,7 @@ def test_a_malformed_merge_comment_is_an_error_that_says_how() -> None:
         ),
         (
             "kind: A\nmetadata: # mine\n  name: a\n  annotations: {x: y}\n",
-            "kind: A\nmetadata: # kpt-merge: /a\n  name: a\n  annotations:\n    x: y\n"
+            "kind: A\n# mine\nmetadata: # kpt-merge: /a\n  name: a\n  annotations:\n    x: y\n"
             "    internal.kpt.dev/upstream-identifier: '|A|default|a'\n",
         ),
         ("a: [1\n", "a: [1\n"),
@@ -69,6 +69,15 @@ def test_a_malformed_merge_comment_is_an_error_that_says_how() -> None:
 )
 def test_marks(text: str, expected: str) -> None:
     assert marked_text(text) == expected
+
+
+def test_a_comment_on_the_metadata_line_makes_room() -> None:
+    """kpt replaces it by its mark; here it moves above the line, and stays there."""
+    text = "kind: A\nmetadata: # mine\n  name: a\nn: {}\n"
+    local = marked_text(text.format("1"))
+    merged = merge_file("a.yaml", text.format("1"), local, text.format("2")).text
+    assert merged == local.replace("n: 1", "n: 2")
+    assert merged.count("# mine") == 1
 
 
 def test_config_connector_resources_are_attributed() -> None:

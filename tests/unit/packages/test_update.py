@@ -103,6 +103,23 @@ def test_update_without_a_version_follows_a_moved_tag(app: Path, shelf: Shelf) -
     assert Kptfile((app / "Kptfile").read_text()).upstream == OciUpstream(f"{IMAGE}:v1")
 
 
+def test_decisions_about_functions_name_their_image(shelf: Shelf, tmp_path: Path) -> None:
+    functions = "pipeline:\n  mutators:\n    - image: example.com/fn:{}\n"
+    for version in ("v1", "v2"):
+        shelf.put(f"{IMAGE}:{version}", {"Kptfile": KPTFILE + functions.format(version)})
+    get(oci(f"{IMAGE}:v1"), str(tmp_path / "app"), shelf)
+    text = (tmp_path / "app" / "Kptfile").read_text()
+    (tmp_path / "app" / "Kptfile").write_text(text.replace("fn:v1", "fn:mine"))
+    [decision] = update(str(tmp_path / "app"), shelf, version="v2").decisions
+    assert decision.path == "pipeline.mutators[image=example.com/fn].image"
+    assert (decision.conflict, decision.local, decision.upstream) == (
+        True,
+        "example.com/fn:mine",
+        "example.com/fn:v2",
+    )
+    assert "name: _kpt" not in (tmp_path / "app" / "Kptfile").read_text()
+
+
 def test_dry_run_changes_nothing(app: Path, shelf: Shelf) -> None:
     before = {p.name: p.read_text() for p in app.iterdir()}
     outcome = update(str(app), shelf, version="v2", dry_run=True)

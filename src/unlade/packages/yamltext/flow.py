@@ -1,8 +1,8 @@
 """Flow collections ({...}, [...]): the part of the reader that is not line by line.
 
-Called by the block reader with the text from the opening bracket on; it asks for more lines by raising
-Incomplete. What manifests do not contain inside brackets (comments, anchors, complex keys) is Unsupported,
-which sends the whole document through ruamel.yaml once.
+The block reader finds the closing bracket's line with BracketScan and hands over the whole text. What
+manifests do not contain inside brackets (comments, anchors, complex keys) is Unsupported, which sends the
+whole document through ruamel.yaml once.
 """
 
 from unlade.errors import InvalidInput
@@ -43,6 +43,41 @@ def close_quote(text: str, start: int, quote: str) -> int:
             return at
         at += 1
     return -1
+
+
+class BracketScan:
+    """Finds the line on which a flow collection closes, so that it is parsed once, however long it is."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.quote = ""
+        self.before = " "
+
+    def closed(self, line: str) -> bool:
+        """Take in one line; whether the outermost bracket is closed."""
+        at = 0
+        while at < len(line):
+            char = line[at]
+            if self.quote:
+                end = close_quote(line, at, self.quote)
+                if end < 0:
+                    break
+                self.quote = ""
+                at = end
+            elif char in "\"'" and self.before in " \t[{,:":
+                self.quote = char
+            elif char in "[{":
+                self.depth += 1
+                if self.depth > MAX_DEPTH:
+                    raise too_deep()
+            elif char in "]}":
+                self.depth -= 1
+                if self.depth == 0:
+                    return True
+            self.before = char
+            at += 1
+        self.before = " "
+        return False
 
 
 class Incomplete(Exception):

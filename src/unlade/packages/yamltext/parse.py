@@ -16,6 +16,7 @@ from ruamel.yaml.error import YAMLError
 
 from unlade.packages.yamltext.flow import (
     MAX_DEPTH,
+    BracketScan,
     FlowReader,
     Incomplete,
     Unsupported,
@@ -29,32 +30,50 @@ from unlade.packages.yamltext.scalars import decode_double, decode_with_ruamel, 
 # One file of a package; the API server takes objects of at most 1.5 MiB.
 MAX_FILE = 16 * 1024 * 1024
 # What is handed to the general loader, which is a hundred times slower.
-MAX_NORMALISED = 1024 * 1024
+MAX_NORMALISED = 256 * 1024
 
-_KEY = re.compile(
-    r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'"""
-    r"""|[^\s#&*!|>'"%@`\[\]{},?:-][^\n]*?)[ ]*:(?= |$)"""
-)
-# The keys that nearly every line has; the general pattern takes the rest.
+_QUOTED_KEY = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')( *):(?= |$)""")
+# What no plain key may start with: indicators, and what would make it something else.
+_NO_KEY = frozenset(" \t#&*!|>'\"%@`[]{},?:-")
+# The keys that nearly every line has; the general way takes the rest.
 _SIMPLE_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_./-]*):(?= |$)")
 _COMMENT = re.compile(r"(?:[ \t]+#.*|[ \t]*)$")
-_PLAIN_END = re.compile(r"[ \t]+#|[ \t]*$")
 _PROP = re.compile(r"(&[^\s,\[\]{}]+|!<[^>\s]*>|![^\s,\[\]{}]*)(?:[ \t]+|$)")
 _ALIAS = re.compile(r"\*[^\s,\[\]{}]+")
 _BLOCK_HEADER = re.compile(r"([|>])([-+]?[1-9]?[-+]?)([ \t]+#.*|[ \t]*)$")
 _SEPARATOR = re.compile(r"^---(?:[ \t].*)?\n|^---$", re.MULTILINE)
 
 
-def _key_at(content: str) -> re.Match[str] | None:
-    """The key that a line starts with; a colon inside a comment makes no key."""
+def _key_at(content: str) -> tuple[str, int] | None:
+    """The key that a line starts with, and where its value begins; a colon in a comment makes no key.
+
+    Plain searches, not patterns: what a pattern tries at every blank of a long line is quadratic.
+    """
     match = _SIMPLE_KEY.match(content)
     if match is not None:
-        return match
-    match = _KEY.match(content)
-    if match is None or content[0] in "\"'":
-        return match
-    name = match.group(1)
-    return None if " #" in name or "\t#" in name else match
+        return match.group(1), match.end()
+    if not content or content[0] in _NO_KEY:
+        match = _QUOTED_KEY.match(content)
+        return (match.group(1) + match.group(2), match.end()) if match is not None else None
+    colon = content.find(": ")
+    if colon < 0:
+        if not content.endswith(":"):
+            return None
+        colon = len(content) - 1
+    name = content[:colon]
+    if " #" in name or "\t#" in name:
+        return None
+    return name, colon + 1
+
+
+def _plain_end(text: str) -> int:
+    """Where a plain scalar at the start of the text ends: before a comment, without trailing blanks."""
+    at = text.find("#")
+    while at >= 0:
+        if at > 0 and text[at - 1] in " \t":
+            return len(text[:at].rstrip(" \t"))
+        at = text.find("#", at + 1)
+    return len(text.rstrip(" \t"))
 
 
 class _Reader:
@@ -138,18 +157,15 @@ class _Reader:
             else:
                 line = lines[at]
                 content = line.lstrip(" ")
-            match = _key_at(content)
-            if match is None:
+            found = _key_at(content)
+            if found is None:
                 self.fail("not a key")
-            key = self.key(match.group(1))
+            key = self.key(found[0])
             if key.value in seen:
                 raise YamlSyntaxError(f"line {at + 1}: the key {key.value!r} is given twice in one mapping")
             seen.add(key.value)
             entry = Entry(key, key, lead)
-            raw_key_end = match.end(1)
-            if content[raw_key_end] != ":":
-                key.raw = content[: content.index(":", raw_key_end)]
-            at = self.value(entry, content[match.end() :], at, indent, True)
+            at = self.value(entry, content[found[1] :], at, indent, True)
             entries.append(entry)
             nxt = at
             if nxt < size:
@@ -227,11 +243,13 @@ class _Reader:
             raise too_deep()
 
     def key(self, raw: str) -> Scalar:
+        """A key as written, blanks before its colon included."""
+        text = raw.rstrip(" ")
         if raw[0] == '"':
-            return Scalar(raw, self.double(raw[1:-1]), '"')
+            return Scalar(raw, self.double(text[1:-1]), '"')
         if raw[0] == "'":
-            return Scalar(raw, raw[1:-1].replace("''", "'"), "'")
-        return Scalar(raw, raw, "")
+            return Scalar(raw, text[1:-1].replace("''", "'"), "'")
+        return Scalar(raw, text, "")
 
     def double(self, body: str) -> str:
         try:
@@ -284,12 +302,11 @@ class _Reader:
             return at + 1
         if first in "%@`,]}?:-" and not (first in "?:-" and len(stripped) > 1 and stripped[1] not in " \t"):
             self.fail("a plain scalar cannot start so")
-        end = _PLAIN_END.search(stripped)
-        assert end is not None  # the pattern matches at the end of any line
-        raw = stripped[: end.start()]
+        end = _plain_end(stripped)
+        raw = stripped[:end]
         if ": " in raw or raw[-1] == ":" or ":\t" in raw:
             self.fail("a mapping inside a plain scalar")
-        comment = stripped[end.start() :]
+        comment = stripped[end:]
         at += 1
         if at < self.size:
             line = self.lines[at]
@@ -328,18 +345,11 @@ class _Reader:
                     ):
                         self.fail("text after a comment inside a scalar")
                 return at, raw, comment
-            end = _PLAIN_END.search(line)
-            assert end is not None  # as above
-            if ": " in content[: end.start()] or content.rstrip().endswith(":"):
+            end = _plain_end(line)
+            if ": " in content[:end] or content.rstrip().endswith(":"):
                 self.fail("a mapping inside a plain scalar")
-            raw = (
-                raw
-                + comment
-                + "\n"
-                + "".join([blank + "\n" for blank in self.lines[at:nxt]])
-                + line[: end.start()]
-            )
-            comment = line[end.start() :]
+            raw = raw + comment + "\n" + "".join([blank + "\n" for blank in self.lines[at:nxt]]) + line[:end]
+            comment = line[end:]
             at = nxt + 1
             if "#" in comment:
                 return at, raw, comment
@@ -475,24 +485,22 @@ class _Reader:
 
     def flow(self, part: Entry | Item, text: str, props: str, at: int, indent: int) -> int:
         number = at
-        reader = FlowReader(text)
-        while True:
-            try:
-                node, end = reader.node(0, 0)
-                break
-            except Incomplete:
-                number += 1
-                if number >= self.size:
-                    self.fail("an unclosed bracket")
-                line = self.lines[number]
-                if (
-                    line.strip()
-                    and len(line) - len(line.lstrip(" ")) <= indent
-                    and line.strip()[0] not in "]}"
-                ):
-                    self.fail("a flow line is not indented")
-                text = text + "\n" + line
-                reader = FlowReader(text)
+        scan = BracketScan()
+        pieces = [text]
+        while not scan.closed(pieces[-1]):
+            number += 1
+            if number >= self.size:
+                self.fail("an unclosed bracket")
+            line = self.lines[number]
+            content = line.strip()
+            if content and len(line) - len(line.lstrip(" ")) <= indent and content[0] not in "]}":
+                self.fail("a flow line is not indented")
+            pieces.append(line)
+        text = "\n".join(pieces)
+        try:
+            node, end = FlowReader(text).node(0, 0)
+        except Incomplete:
+            self.fail("an unclosed bracket")
         assert isinstance(node, Map | Seq)  # the caller saw a bracket
         node.props = props
         part.value = node
