@@ -60,12 +60,17 @@ def supported() -> bool:
     return sys.platform == "linux" and platform.machine() != "alpha"
 
 
-def _libc() -> ctypes.CDLL:
+def require() -> None:
+    """Raise MountError, with what to do instead, where there are no such calls."""
     if not supported():
         raise MountError(
             "this system has no Linux mounts",
             next_step="use `unlade pull REF DIR` to get a directory instead",
         )
+
+
+def _libc() -> ctypes.CDLL:
+    require()
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -46,6 +46,7 @@ def mount_layers(layers: Sequence[str], target: str, options: MountOptions = Mou
 
     Atomic: the target either shows the whole content with every flag, or what it showed before.
     """
+    mounts.require()
     if not layers:
         raise MountError("nothing to mount")
     if len(layers) > MAX_LAYERS:

@@ -93,6 +93,8 @@ def is_whiteout(info: os.stat_result) -> bool:
 
 
 def _plain_xattrs(fd: int) -> list[str]:
+    if sys.platform != "linux":
+        return []  # none were set there
     try:
         names = os.listxattr(fd)
     except OSError:

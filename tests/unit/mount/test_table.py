@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from unlade.errors import MountError
+from unlade.mount import mount_layers
 from unlade.mount.table import parse_line
 
 
@@ -23,3 +27,10 @@ def test_a_line_without_optional_fields() -> None:
 
 def test_names_that_are_not_text_survive() -> None:
     assert parse_line(b"22 1 0:21 / /mnt/\xff rw - tmpfs none rw\n").path == b"/mnt/\xff"
+
+
+def test_a_system_without_mounts_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(MountError) as caught:
+        mount_layers(["/somewhere"], "/anywhere")
+    assert "unlade pull" in caught.value.next_step
