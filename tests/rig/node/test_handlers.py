@@ -10,15 +10,14 @@ import pytest
 
 from rig.cluster import Rig
 from tests.corpus import corpus
-from tests.corpus.artifact import Artifact, Kit, file
 from tests.corpus.pushing import push
+from tests.rig.node.artifacts import per_platform
 from tests.rig.node.client import Client
 from tests.rig.node.conftest import node_config
 from tests.rig.node.holdings import holdings
 from unlade.containerd import Handler
 from unlade.cri.service import NodeService
 from unlade.model import Platform
-from unlade.model.mediatypes import OCI_INDEX
 
 
 @pytest.fixture
@@ -29,24 +28,10 @@ def guests(cluster: Rig, tmp_path: Path) -> Iterator[Client]:
         yield Client(config.socket)
 
 
-def _per_platform() -> Artifact:
-    """An index with an artifact for each of two architectures."""
-    kit = Kit()
-    entries = []
-    for architecture in ("amd64", "arm64"):
-        layer = kit.blob(
-            "application/octet-stream", architecture.encode(), {"org.opencontainers.image.title": "arch"}
-        )
-        document = kit.manifest(kit.empty(), [layer], artifact_type="application/vnd.unlade.test.v1")
-        entries.append(document.descriptor(platform={"architecture": architecture, "os": "linux"}))
-    kit.index(entries, media_type=OCI_INDEX)
-    return kit.done("per-platform", "oras", {"arch": file("amd64")})
-
-
 def test_the_guests_platform_decides(cluster: Rig, guests: Client) -> None:
     """R3: one reference, two handlers, two trees; each is removed by itself (R4)."""
     before = holdings(cluster)
-    push(cluster.registry.address, "handlers/index", _per_platform())
+    push(cluster.registry.address, "handlers/index", per_platform())
     name = f"{cluster.registry.address}/handlers/index:v1"
     host, guest = guests.pull(name), guests.pull(name, handler="second")
     assert host != guest
