@@ -2,7 +2,7 @@
 
 `run` is all that the command line calls. The order matters: the health port opens first (a kubelet that
 probes early must hear "not ready", not a refusal), then the lease is waited for, and only a leader lists
-and watches, so that standbys cost the API server one small read every two seconds. Losing the lease stops
+and watches, so that a standby costs the API server two small reads a second. Losing the lease stops
 the controllers and makes the process a candidate again, with fresh caches.
 """
 

@@ -161,7 +161,8 @@ def test_the_api_server_restarts_under_load(
 def test_watches_are_cut_again_and_again(
     rig: Rig, account: Path, space: str, count: int, proxy: Proxy
 ) -> None:
-    with ControllerProcess(rig, proxy.kubeconfig(account), *FAST) as controller:
+    # without a lease: five cuts a second leave no time to renew one, and leadership is not the subject here
+    with ControllerProcess(rig, proxy.kubeconfig(account), *FAST, "--no-leader-elect") as controller:
         creator = threading.Thread(target=create_pods, args=(rig.api, space, names(count)))
         creator.start()
         cuts = 0
@@ -205,22 +206,30 @@ def test_history_is_compacted_while_the_controller_is_away(
 
 
 def test_a_killed_leader_is_replaced_within_its_lease(
-    rig: Rig, account: Path, space: str, count: int, record_property: Callable[[str, object], None]
+    rig: Rig,
+    account: Path,
+    space: str,
+    count: int,
+    full: bool,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    first = ControllerProcess(rig, account, *FAST, *LEASE)
+    duration, retry = (15, 2) if full else (DURATION, RETRY)
+    flags = (*FAST, *(() if full else LEASE))  # the full run takes the defaults
+    first = ControllerProcess(rig, account, *flags)
     until("the first leads", lambda: first.leads)
-    with ControllerProcess(rig, account, *FAST, *LEASE) as second:
+    with ControllerProcess(rig, account, *flags) as second:
         assert not second.leads
         creator = threading.Thread(target=create_pods, args=(rig.api, space, names(count)))
         creator.start()
         time.sleep(0.3)
         first.kill()
         died = time.monotonic()
-        until("the second leads", lambda: second.leads, seconds=DURATION + 3 * RETRY, pause=0.02)
+        until("the second leads", lambda: second.leads, seconds=2 * duration, pause=0.02)
         takeover = time.monotonic() - died
+        print(f"\nlease {duration} s, retry {retry} s: taken over after {takeover:.1f} s")
         record_property("takeover_seconds", round(takeover, 1))
-        # a lease renewed just before the kill, and a standby that has just looked
-        assert takeover <= DURATION + RETRY + 0.5
+        # a lease renewed just before the kill, a standby that had just looked, and a busy machine
+        assert takeover <= duration + retry / 4 + 1.0
         creator.join()
         wait_claims(rig.api, space, count, seconds=90)
 
