@@ -9,6 +9,7 @@ on. containerd cannot change a lease, so `renew` moves its resources to a new on
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,11 +22,12 @@ from google.protobuf.empty_pb2 import Empty
 from unlade.containerd import labels
 from unlade.containerd.api import content_pb2, leases_pb2, snapshots_pb2
 from unlade.containerd.connection import Containerd, Method
-from unlade.containerd.errors import Exists, Missing
+from unlade.containerd.errors import ContainerdError, Exists, Missing
 from unlade.containerd.naming import snapshot_name
 from unlade.kernel import failpoints
 from unlade.model import Digest
 from unlade.store import LeaseEnded
+from unlade.store.failure import explaining
 from unlade.store.locks import OwnerLock
 
 _LEASES: Final = "/containerd.services.leases.v1.Leases"
@@ -48,6 +50,7 @@ _STAT: Final = Method(
 # Longer than the pull of the largest model, shorter than a disk's patience.
 DAY: Final = 24 * 3600.0
 _SNAPSHOTS: Final = "snapshots/"
+_log: Final = logging.getLogger(__name__)
 
 
 class ContainerdLease:
@@ -105,7 +108,11 @@ def lease(
         yield made
         failed = False
     finally:
-        made.release(sync=failed)
+        try:
+            made.release(sync=failed)
+        except ContainerdError as error:
+            # Not worth failing what was done, nor hiding why it failed: the lease ends with its time.
+            _log.warning("a lease of containerd's could not be ended: %s", error)
 
 
 def hold_content(containerd: Containerd, lease_id: str, digest: Digest) -> bool:
@@ -154,6 +161,11 @@ def end_dead(containerd: Containerd) -> list[str]:
         if owner.name and not OwnerLock.alive(owner.parent, owner.name):
             _end(containerd, lease.id, sync=False)
             dead.append(lease.id)
+    with explaining(f"use {containerd.state}"):
+        for entry in (containerd.state / "owners").iterdir():
+            # A name with a dot is still being made by its owner.
+            if "." not in entry.name and not OwnerLock.alive(entry.parent, entry.name):
+                entry.unlink(missing_ok=True)
     return dead
 
 

@@ -13,6 +13,7 @@ another pod's options must never change what the name means to everybody else.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,13 +30,14 @@ _HASH_DIGITS: Final = 32
 class ImageTuple(msgspec.Struct, frozen=True, omit_defaults=True):
     """One (reference, handler, options) that leads to an image, and what it was when it was pulled.
 
-    `manifest` and `index` are the registry's digests; `at` is when this was recorded.
+    `snapshotters` hold the tree for it; `manifest` and `index` are the registry's digests; `at` is when
+    this was recorded.
     """
 
     reference: str
     handler: str
     options: str = ""
-    snapshotter: str = "overlayfs"
+    snapshotters: tuple[str, ...] = ("overlayfs",)
     manifest: str = ""
     index: str = ""
     platform: str = ""
@@ -89,7 +91,18 @@ class ArtifactImage:
     @property
     def snapshotters(self) -> frozenset[str]:
         """Where its tree is needed."""
-        return frozenset(one.snapshotter for one in self.tuples)
+        return frozenset(name for one in self.tuples for name in one.snapshotters)
+
+    @property
+    def references(self) -> frozenset[str]:
+        """Every name that leads to it, for whatever handler."""
+        return frozenset(one.reference for one in self.tuples)
+
+
+def stamped(tuples: Iterable[ImageTuple]) -> list[ImageTuple]:
+    """The tuples, as of now."""
+    now = time.time()
+    return [msgspec.structs.replace(one, at=now) for one in tuples]
 
 
 def tuple_label(reference: str, handler: str, options: str) -> str:

@@ -13,6 +13,7 @@ Snapshotters whose snapshots are plain directories (overlayfs, native) are suppo
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 import uuid
@@ -59,6 +60,7 @@ _LIST: Final = Method(
     f"{_SNAPSHOTS}/List", snapshots_pb2.ListSnapshotsRequest, snapshots_pb2.ListSnapshotsResponse
 )
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK: Final = 1 << 20
 FILE_LIST: Final = "application/vnd.unlade.filelist.v1+jsonl"
 _LIST_LABEL: Final = f"{labels.GC_CONTENT}.unlade-files"
 
@@ -241,13 +243,17 @@ class ContainerdStaging:
         if self.existing:
             return self.existing
         with explaining(f"commit the tree {self._key}"):
-            listed = self._file_list()
+            described = self._file_list()
             failpoints.reach("containerd.snapshot.complete")
             # dirfd was opened before the first byte was written: it is told of every write-back error.
             sync_tree(self.dirfd)
         failpoints.reach("containerd.snapshot.synced")
-        described = Descriptor(media_type=FILE_LIST, digest=Digest.of(listed), size=len(listed))
-        self._trees.content.put(described, listed, lease=self._lease)
+        with self._trees.content.ingest(described, lease=self._lease) as ingest:
+            if not ingest.present:
+                ingest.discard()
+                while part := self.files_out.read(_CHUNK):
+                    ingest.write(part)
+            ingest.commit()
         failpoints.reach("containerd.snapshot.listed")
         facts = {
             labels.TREE: str(self._key),
@@ -287,11 +293,17 @@ class ContainerdStaging:
             path.chmod(0o755)
             return path, os.open(path, _DIRECTORY)
 
-    def _file_list(self) -> bytes:
+    def _file_list(self) -> Descriptor:
+        """Finish the file list and stand at its start; it may have millions of lines."""
         if self._merged is not None:
             self.files_out.seek(0)
             self.files_out.truncate()
             self._merged.write(self.files_out)
         self.files_out.flush()
         self.files_out.seek(0)
-        return self.files_out.read()
+        hasher, size = hashlib.sha256(), 0
+        while part := self.files_out.read(_CHUNK):
+            hasher.update(part)
+            size += len(part)
+        self.files_out.seek(0)
+        return Descriptor(media_type=FILE_LIST, digest=Digest("sha256", hasher.hexdigest()), size=size)

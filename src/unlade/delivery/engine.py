@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +43,7 @@ from unlade.planning import Plan, PlanOptions, Step, make_plan, merge_plans
 from unlade.registry import Registry
 from unlade.store import DirStore, ImageRecord, Lease
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump, silent
-from unlade.tree import DirStaging, DirTrees, Staging, Tree, TreeStore
+from unlade.tree import DirStaging, DirTrees, Staging, Tree, TreeKey, TreeStore
 from unlade.unpack import RULES_VERSION, UnpackPolicy, WorkerPool
 
 # Two archives at once keep two cores busy; more help only where the network is the limit.
@@ -108,6 +109,10 @@ class Engine:
         deadline = deadline or Deadline.never()
         found = tuple(self._sources.find(ref, request, deadline=deadline) for ref in request.references)
         return self._plan(found, request, deadline), found
+
+    def tree_key(self, plan: Plan) -> TreeKey:
+        """The key of the tree that a plan becomes here."""
+        return plan.key(_form(stacked=self._stackable(plan)))
 
     def deliver(
         self, request: Request, *, deadline: Deadline | None = None, progress: Progress = silent
@@ -262,7 +267,7 @@ class Engine:
         self, plan: Plan, found: Sequence[Found], request: Request, lease: Lease, context: Context
     ) -> tuple[Tree, bool]:
         trees = self._trees if self._trees is not None else DirTrees(self._need_store())
-        key = plan.key(_form(stacked=self._stackable(plan)))
+        key = self.tree_key(plan)
         tree = trees.find(key, lease=lease)
         cached = tree is not None
         if request.keep_blobs:
@@ -399,7 +404,9 @@ def _merged_policy(step: Step) -> UnpackPolicy:
 def _policy(step: Step, *, setid: bool) -> UnpackPolicy:
     if step.action == "layer":
         owners = _owners()
-        return UnpackPolicy("image", owners=owners, xattrs=owners == "keep", setid=setid)
+        # Only root may keep all of them, and macOS has other calls and other names for them.
+        xattrs = owners == "keep" and sys.platform == "linux"
+        return UnpackPolicy("image", owners=owners, xattrs=xattrs, setid=setid)
     return UnpackPolicy("artifact", prefix=step.path.encode("utf-8", "surrogateescape"))
 
 

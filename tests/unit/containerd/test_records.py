@@ -14,7 +14,7 @@ from unlade.model import Digest, Reference
 ID = str(Digest.of(b"config"))
 TREE = Digest.of(b"tree")
 ONE = ImageTuple("r.io/a:v1", "runc", manifest=str(Digest.of(b"m")), at=1.0)
-TWO = ImageTuple("r.io/a:v1", "kata", platform="linux/arm64", snapshotter="native", at=2.0)
+TWO = ImageTuple("r.io/a:v1", "kata", platform="linux/arm64", snapshotters=("native",), at=2.0)
 
 
 def row(*tuples: ImageTuple, **extra: str) -> Row:
