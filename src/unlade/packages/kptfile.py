@@ -13,8 +13,8 @@ from typing import Literal
 
 from unlade.errors import InvalidInput
 from unlade.model import Digest, Reference
+from unlade.packages.compare import plain
 from unlade.packages.identity import field_text
-from unlade.packages.merge import plain
 from unlade.packages.yamltext import (
     Document,
     Entry,

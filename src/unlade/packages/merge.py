@@ -11,11 +11,12 @@ differs from the base becomes a Decision. Callers: resources (KRM files) and kpt
 from dataclasses import dataclass, field
 
 from unlade.errors import InvalidInput
+from unlade.packages.compare import plain, same_text, same_values, shown
 from unlade.packages.decisions import Decision, OnConflict, Taken
 from unlade.packages.keyed import KeyedMerge, key_value
 from unlade.packages.listkeys import SHAPES, Shape, shape_of
 from unlade.packages.yamltext import Alias, Entry, Item, Map, Node, Scalar, Seq, clone, render_scalar, shift
-from unlade.packages.yamltext.nodes import clone_entry, comments_in, inline, render_entry
+from unlade.packages.yamltext.nodes import clone_entry, comments_in, render_entry
 
 Part = Entry | Item
 _EMPTY = ("{}", "[]")
@@ -44,82 +45,6 @@ def _gone(node: Node | None) -> bool:
     return node is None or node.null
 
 
-def canonical(node: Node, *, flow_matters: bool) -> object:
-    """The node with comments, quoting and order, without blank lines and columns: what kpt compares."""
-    if isinstance(node, Scalar):
-        return ("s", node.value, node.style, node.null, node.props)
-    if isinstance(node, Alias):
-        return ("a", node.raw)
-    flow = node.flow is not None and flow_matters
-    if isinstance(node, Map):
-        return (
-            "m",
-            flow,
-            node.props,
-            tuple(
-                [
-                    (
-                        comments_in(entry.lead),
-                        entry.key.value,
-                        entry.key.style,
-                        canonical(entry.value, flow_matters=flow_matters),
-                        entry.comment.strip(),
-                        comments_in(entry.foot),
-                    )
-                    for entry in node.entries
-                ]
-            ),
-        )
-    return (
-        "l",
-        flow,
-        node.props,
-        tuple(
-            [
-                (
-                    comments_in(item.lead),
-                    canonical(item.value, flow_matters=flow_matters),
-                    item.comment.strip(),
-                    comments_in(item.foot),
-                )
-                for item in node.items
-            ]
-        ),
-    )
-
-
-def same_text(left: Node, right: Node) -> bool:
-    """Equal for kpt: same values, comments, quoting and order."""
-    return canonical(left, flow_matters=True) == canonical(right, flow_matters=True)
-
-
-def _same(left: Node | None, right: Node | None) -> bool:
-    """Equal as a list is compared: outer style ignored, inner quoting not."""
-    if left is None or right is None:
-        return left is right
-    return _values(left) == _values(right)
-
-
-def _values(node: Node) -> object:
-    shape = canonical(node, flow_matters=False)
-    return shape[3] if isinstance(shape, tuple) and shape[0] in ("m", "l") else shape
-
-
-def plain(node: Node | None) -> object:
-    """The bare values: text, None, lists and dicts."""
-    if node is None or node.null:
-        return None
-    if isinstance(node, Map):
-        return {entry.name: plain(entry.value) for entry in node.entries}
-    if isinstance(node, Seq):
-        return [plain(item.value) for item in node.items]
-    return node.value
-
-
-def _show(node: Node | None) -> str | None:
-    return None if node is None else inline(node) or "null"
-
-
 @dataclass(slots=True)
 class FieldMerge:
     """One resource's merge; `infer` merges lists of named mappings without a schema (the Kptfile's way)."""
@@ -138,7 +63,7 @@ class FieldMerge:
     # -- choosing -----------------------------------------------------------------------------
 
     def _note(self, path: str, taken: Taken, reason: str, nodes: Nodes, *, conflict: bool) -> None:
-        local, base, upstream = (_show(node) for node in nodes)
+        local, base, upstream = (shown(node) for node in nodes)
         self.decisions.append(Decision(self.where, path, taken, conflict, reason, base, local, upstream))
 
     def _record(self, path: str, nodes: Nodes, takes_upstream: bool) -> bool:
@@ -223,9 +148,9 @@ class FieldMerge:
     def _opaque(self, nodes: Nodes, path: str) -> Outcome:
         """A field with an alias on some side: one value, never looked into."""
         local, base, upstream = nodes
-        if not self._record(path, nodes, not _same(base, upstream)):
+        if not self._record(path, nodes, not same_values(base, upstream)):
             return local, False
-        if local is not None and upstream is not None and _same(local, upstream):
+        if local is not None and upstream is not None and same_values(local, upstream):
             return local, False
         return (clone(upstream) if upstream is not None else None), True
 
@@ -269,7 +194,7 @@ class FieldMerge:
             return None, False
         takes = _gone(upstream) != _gone(base)
         if not _gone(upstream) and not _gone(base):
-            takes = not _same(upstream, base)
+            takes = not same_values(upstream, base)
         if not self._record(path, nodes, takes):
             return local, False
         if upstream is None or (local is not None and same_text(local, upstream)):

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, field
 
 from unlade.errors import UnladeError
+from unlade.packages.compare import plain, same_text
 from unlade.packages.decisions import Decision, OnConflict, Taken
 from unlade.packages.identity import Identity, identify, mark
-from unlade.packages.merge import FieldMerge, plain, same_text
+from unlade.packages.merge import FieldMerge
 from unlade.packages.yamltext import (
     Alias,
     Document,

@@ -10,11 +10,11 @@ as a package in its own right. Nothing here reads or writes a disk.
 from dataclasses import dataclass, field
 
 from unlade.errors import InvalidInput, MergeConflict
+from unlade.packages.compare import same_text
 from unlade.packages.decisions import Decision, OnConflict
 from unlade.packages.ignore import resource_files
 from unlade.packages.kptfile import Kptfile, Strategy
 from unlade.packages.kptmerge import merge_kptfile
-from unlade.packages.merge import same_text
 from unlade.packages.plainfiles import merge_plain_files
 from unlade.packages.resources import marked_text, merge_file
 from unlade.packages.snapshot import (

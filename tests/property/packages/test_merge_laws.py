@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.interop.packages.generator import Case, case
-from unlade.packages.merge import plain
+from unlade.packages.compare import plain
 from unlade.packages.resources import marked_text, merge_file
 from unlade.packages.snapshot import Snapshot, file_of
 from unlade.packages.strategies import apply, marked

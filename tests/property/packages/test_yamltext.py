@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from unlade.packages.merge import plain
+from unlade.packages.compare import plain
 from unlade.packages.yamltext import YamlSyntaxError, parse_documents
 from unlade.packages.yamltext.scalars import can_be_plain, decode_with_ruamel, render_scalar
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.packages.outcomes import LAST, LINES, WIDGET, Files, Line
 from unlade.errors import UnladeError
+from unlade.packages.compare import canonical, plain
 from unlade.packages.decisions import OnConflict
-from unlade.packages.merge import canonical, plain
 from unlade.packages.resources import marked_text
 from unlade.packages.snapshot import Snapshot, file_of
 from unlade.packages.strategies import Merged, apply, marked

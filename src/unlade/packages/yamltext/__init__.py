@@ -8,9 +8,9 @@ does not (complex keys, directives, comments inside flow collections) is normali
 and read again. Used by the packages room only. Values are text: kpt compares text, never resolved types.
 """
 
+from unlade.packages.yamltext.documents import parse_documents
 from unlade.packages.yamltext.flow import YamlSyntaxError
 from unlade.packages.yamltext.nodes import Alias, Document, Entry, Item, Map, Node, Scalar, Seq, clone, shift
-from unlade.packages.yamltext.parse import parse_documents
 from unlade.packages.yamltext.scalars import is_null_text, render_scalar
 
 __all__ = [
