@@ -204,12 +204,23 @@ def test_the_manifest_that_containerd_reads(
     assert config["rootfs"]["diff_ids"] != [str(image.tree)], "a tree's key does not name its snapshot (V5)"
 
 
-def test_a_second_pull_fetches_nothing(artifacts: Artifacts, fake: FakeRegistry) -> None:
+def test_a_second_pull_fetches_and_writes_nothing(
+    artifacts: Artifacts, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     titled(fake, {"weights.bin": b"again" * 1000})
     first = pull(artifacts, fake.reference(REPO, "v1"))
     asked = len(fake.requests)
+    calls: list[str] = []
+    call = artifacts.containerd.call
+
+    def counting(method: Any, *arguments: Any, **named: Any) -> Any:
+        calls.append(method.path.rpartition("/")[2])
+        return call(method, *arguments, **named)
+
+    monkeypatch.setattr(artifacts.containerd, "call", counting)
     again = pull(artifacts, fake.reference(REPO, "v1"))
     assert again == first and again.cached
+    assert sorted(calls) == ["Get", "Get", "Get", "Stat"], "records by ID, tag and digest; the snapshot"
     assert [request.path for request in fake.requests[asked:]] == [f"/v2/{REPO}/manifests/v1"]
 
 
@@ -310,6 +321,22 @@ def test_a_handler_with_a_snapshotter_of_its_own(
     assert (left(daemon, connection)["overlayfs"], artifacts.find(reference)) == ([], None)
     kept = artifacts.find(reference, handler="plain")
     assert kept is not None and kept.snapshotters == {"native"}
+
+
+def test_a_kubelet_that_does_not_say_the_handler(
+    connection: Containerd, registry: Registry, fake: FakeRegistry, mounted: Callable[..., str]
+) -> None:
+    """R6 with the gate off: `everywhere` puts the tree where each handler of the platform looks for it."""
+    titled(fake, {"weights.bin": b"everywhere"})
+    known = {name: HANDLERS.known[name] for name in ("runc", "guest", "plain")}
+    with Artifacts(connection, registry, Handlers("runc", known), jobs=1, everywhere=True) as artifacts:
+        reference = str(fake.reference(REPO, "v1"))
+        image = pull(artifacts, reference)
+        assert image.snapshotters == {"overlayfs", "native"}
+        for snapshotter in ("overlayfs", "native"):
+            assert snapshot(mounted(image.id, snapshotter))["weights.bin"].content == b"everywhere"
+        assert pull(artifacts, reference).cached
+        assert artifacts.remove(reference)
 
 
 def test_handlers_and_snapshotters_that_are_not_there(
