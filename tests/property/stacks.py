@@ -58,7 +58,6 @@ class _Layer:
         self._untimed = untimed
         self._lower = dict(tree)
         self._mine: dict[bytes, Kind] = {}  # this layer's names, parents without an entry included
-        self._entered: set[bytes] = set()  # those with an entry
         self._hidden: set[bytes] = set()
         self._tar = Tar()
         self._prefix = rng.choice([b"", b"", b"./", b"/"])
@@ -129,7 +128,6 @@ class _Layer:
             self._tree[parent] = "dir"
             parent = parent.rpartition(b"/")[0]
         self._tree[path] = self._mine[path] = kind
-        self._entered.add(path)
         if kind == "dir":
             self._untimed.discard(path)
 
@@ -139,7 +137,6 @@ class _Layer:
             for known in [known for known in table if known.startswith(below)]:
                 del table[known]
                 self._untimed.discard(known)
-                self._entered.discard(known)
         self._untimed.discard(path)
 
     def _usable(self, path: bytes) -> bool:
@@ -251,8 +248,8 @@ class _Layer:
             if known not in self._mine:
                 del self._tree[known]
                 self._untimed.discard(known)
-            elif known not in self._entered:
-                # Passed through, and its lower counterpart hidden: umoci leaves the time to the clock.
+            elif self._mine[known] == "dir":
+                # umoci removes what lower layers had in it only now, and leaves the time to the clock.
                 self._untimed.add(known)
         self._tar.dir(self._prefix + path, **self._attributes(0o755))
         self._set(path, "dir")
