@@ -16,6 +16,7 @@ from rig.cluster import Rig
 from rig.images import tar
 from rig.pods import Namespace
 from tests.figures import figure
+from tests.rig.node.agent import Agent
 from tests.rig.node.client import Client
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.passthrough import IMAGE_SERVICE, connect
@@ -139,7 +140,17 @@ def test_pods_run_through_it(cluster: Rig, namespace: Namespace, through: Path) 
         cluster.restart_kubelet(cluster.node, image_service=None)
 
 
-def test_added_time_per_status(cluster: Rig, ours: Client, direct: Client, full: bool) -> None:
+def test_added_time_per_status(cluster: Rig, direct: Client, tmp_path: Path, full: bool) -> None:
+    """Against the service as a process of its own: in this one it would share our interpreter's lock."""
+    agent = Agent(cluster, tmp_path)
+    agent.start()
+    try:
+        _measure_status(cluster, agent.client(), direct, full)
+    finally:
+        agent.close()
+
+
+def _measure_status(cluster: Rig, ours: Client, direct: Client, full: bool) -> None:
     for number in range(300 if full else 30):
         direct.pull(
             cluster.registry.push_image(f"node/many-{number}", [tar({"f": str(number).encode()})]).reference
@@ -157,6 +168,8 @@ def test_added_time_per_status(cluster: Rig, ours: Client, direct: Client, full:
         taken["ours"].append(timed(ours.status))
         taken["direct"].append(timed(direct.status))
     p99 = {who: statistics.quantiles(times, n=100)[98] * 1000 for who, times in taken.items()}
+    median = {who: statistics.median(times) * 1000 for who, times in taken.items()}
+    figure("added to ImageStatus, median", round(median["ours"] - median["direct"], 2), "ms")
     figure("added to ImageStatus at p99", round(p99["ours"] - p99["direct"], 2), "ms")
     if full:
         assert p99["ours"] - p99["direct"] < 3.0, p99
