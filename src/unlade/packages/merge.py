@@ -237,10 +237,7 @@ class FieldMerge:
         if self._kept_whole(local, base, upstream, path):
             return local
         node = local if local is not None else Map([], indent)
-        if local is None and base is not None:
-            reason = "removed locally, but upstream still has the mapping"
-            self._note(path, "upstream", reason, nodes, conflict=False)
-        elif upstream is None and base is not None and path:
+        if upstream is None and base is not None and path:
             self._note(path, "upstream", "removed upstream; local additions stay", nodes, conflict=False)
         before = self.edits
         if not node.entries:
@@ -293,6 +290,9 @@ class FieldMerge:
                 shift(value, node.indent - upstream.indent)
             node.entries.append(mine)
             self.edits += 1
+            if old is not None and not _gone(old.value) and _hollow(value):
+                reason = "removed locally, comes back empty because upstream still has it"
+                self._note(where, "upstream", reason, (None, old.value, new.value), conflict=True)
         else:
             self._set(node, mine, value, (old, new), upstream, where, theirs=theirs)
             if remark is new and new is not None and new is not mine:
@@ -399,8 +399,6 @@ class FieldMerge:
             return local
         node = local if local is not None else Seq([], indent)
         if local is None and base is not None:
-            reason = "removed locally, but upstream still has the list"
-            self._note(path, "upstream", reason, (local, base, upstream), conflict=False)
             self.edits += 1
         before = self.edits
         if not node.items:
@@ -451,6 +449,13 @@ class FieldMerge:
                 where = f"{path}[{key}={key_value(item.value, key)}]" if key else path
                 reason = "upstream's element was dropped: its keys match another element's in part"
                 self._note(where, "local", reason, (None, None, item.value), conflict=True)
+
+
+def _hollow(node: Node) -> bool:
+    """An empty collection, or a mapping of nothing else."""
+    if isinstance(node, Map):
+        return all(_hollow(entry.value) for entry in node.entries)
+    return isinstance(node, Seq) and not node.items
 
 
 def _nodes(parts: Parts) -> Nodes:

@@ -76,10 +76,12 @@ def publishable(path: str) -> Snapshot:
     if KPTFILE not in read.files:
         raise NotAPackage(f"no Kptfile found at {path!r}", next_step="make one with `unlade pkg init`")
     files = dict(read.files)
-    kptfile = Kptfile(files[KPTFILE].text, name=os.path.join(path, KPTFILE))
-    if kptfile.origin:
-        kptfile.set_origin("")
-        files[KPTFILE] = file_of(kptfile.render(), files[KPTFILE].mode)
+    for name, file in read.files.items():
+        if name == KPTFILE or name.endswith("/" + KPTFILE):
+            kptfile = Kptfile(file.text, name=os.path.join(path, name))
+            if kptfile.origin:
+                kptfile.set_origin("")
+                files[name] = file_of(kptfile.render(), file.mode)
     return files
 
 
