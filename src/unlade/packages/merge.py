@@ -8,7 +8,7 @@ quoting. Local's tree is edited in place, so every byte that no rule touches sta
 differs from the base becomes a Decision. Callers: resources (KRM files) and kptmerge (the Kptfile).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unlade.errors import InvalidInput
 from unlade.packages.compare import plain, same_text, same_values, shown
@@ -297,11 +297,14 @@ class FieldMerge:
             self._set(node, mine, value, (old, new), upstream, where, theirs=theirs)
             if remark is new and new is not None and new is not mine:
                 self._take_remark(mine, new, node.indent)
-        if self.policy == "markers" and node.flow is None:
+        if self.policy == "markers":
             fresh = self.decisions[count:]
             if fresh and fresh[0].conflict and fresh[0].path == where:
-                self._mark(node, mine, before, new, upstream)
-                return False
+                if node.flow is None:
+                    self._mark(node, mine, before, new, upstream)
+                    return False
+                # No line of its own, no room for markers: kpt's outcome, and the report says so.
+                self.decisions[count] = replace(fresh[0], taken="upstream" if theirs else "local")
         return removed
 
     def _set(

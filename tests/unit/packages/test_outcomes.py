@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.packages.outcomes import LAST, LINES, WIDGET, Files, Line
+from tests.unit.packages.outcomes import DEPLOY, LAST, LINES, WIDGET, Files, Line
 from unlade.errors import UnladeError
 from unlade.packages.compare import canonical, plain
 from unlade.packages.decisions import OnConflict
-from unlade.packages.resources import marked_text
+from unlade.packages.resources import marked_text, merge_file
 from unlade.packages.snapshot import Snapshot, file_of
 from unlade.packages.strategies import Merged, apply, marked
 from unlade.packages.yamltext import parse_documents
@@ -175,6 +175,27 @@ def test_markers_for_a_deletion_have_an_empty_side() -> None:
     sides = [snapshot(side) for side in (by_number["7"].local, by_number["7"].base, by_number["7"].upstream)]
     text = apply("resource-merge", *sides, policy="markers").files["c/a.yaml"].text
     assert "<<<<<<< local\n=======\n  a: U\n>>>>>>> upstream\n" in text
+
+
+def marked_up(body: str, mine: str, theirs: str) -> tuple[str, list[str]]:
+    """A file merged with markers, and what the report says was taken."""
+    texts = [DEPLOY + body.format(value) for value in ("0", mine, theirs)]
+    outcome = merge_file("a.yaml", texts[0], texts[1], texts[2], policy="markers")
+    assert outcome.text is not None
+    return outcome.text, [decision.taken for decision in outcome.decisions if decision.conflict]
+
+
+def test_markers_behind_a_dash_get_lines_of_their_own() -> None:
+    body = "spec:\n  template:\n    spec:\n      containers:\n      - image: {}\n        name: c\n"
+    text, taken = marked_up(body, "L", "U")
+    assert "      -\n<<<<<<< local\n        image: L\n=======\n        image: U\n>>>>>>> upstream\n" in text
+    assert taken == ["markers"]
+
+
+def test_inside_brackets_there_is_no_room_for_markers() -> None:
+    text, taken = marked_up("spec: {{a: {}, b: 1}}\n", "L", "U")
+    assert "spec: {a: U, b: 1}\n" in text
+    assert taken == ["upstream"]
 
 
 def test_every_difference_from_kpt_has_its_test() -> None:
