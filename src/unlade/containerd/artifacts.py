@@ -7,7 +7,8 @@ kept in this process. Pulls of one tree are made one after another, so that a hu
 and ninety-nine looks.
 
 Cost: a pull that finds everything there is one request to the registry, made with the caller's credentials
-(V5), and about five calls that read. Memory does not grow with content.
+(V5), and about five calls that read. A tree that came from another repository is given out only after this
+one served its bytes too. Memory does not grow with content.
 """
 
 from __future__ import annotations
@@ -129,8 +130,13 @@ class Artifacts:
         tuples = _tuples(wanted, target, places, options, found[0])
         one = _Pull(engine, request, plan, found, tree, tuples, deadline, progress)
         with self.containerd.locks.hold(f"pull-{tree.hex}", deadline=deadline):
-            image = self._present(one, places)
-            return image if image is not None else self._make(one, places)
+            image = self._ledger.by_id(self._id(tree))
+            present = [self._trees[name].find(tree) is not None for name in places]
+            if any(present):
+                self._prove(one, wanted, image)
+            if image is not None and all(present) and self._ledger.is_complete(image, tuples):
+                return replace(image, cached=True)
+            return self._make(one, places)
 
     def find(
         self, name_or_id: str, *, handler: str | None = None, options: PullOptions | None = None
@@ -207,15 +213,17 @@ class Artifacts:
         }
         return (target.snapshotter, *sorted(others - {target.snapshotter}))
 
-    def _present(self, one: _Pull, places: Sequence[str]) -> ArtifactImage | None:
-        """The artifact, when its records and its trees are all there."""
-        diff = diff_id(self.containerd.salt(), one.tree)
-        # The size does not decide the ID.
-        expected = synthesize(one.tree, diff, size=0, host=self._host)
-        image = self._ledger.complete(expected.id, one.tuples)
-        if image is None or any(self._trees[name].find(one.tree) is None for name in places):
-            return None
-        return replace(image, cached=True)
+    def _id(self, tree: Digest) -> str:
+        """The ID of a tree's image; its size does not matter to it."""
+        return synthesize(tree, diff_id(self.containerd.salt(), tree), size=0, host=self._host).id
+
+    def _prove(self, one: _Pull, wanted: Reference, image: ArtifactImage | None) -> None:
+        """A tree that is here goes to those who could have fetched it (V5, delivery.possession)."""
+        origins = [Reference.parse(name) for name in image.references] if image else []
+        if wanted.name in {origin.name for origin in origins}:
+            return  # the manifest was just read there, with these credentials
+        believed = {origin.registry for origin in origins}
+        one.engine.prove(one.plan, one.found, believed=believed, deadline=one.deadline, progress=one.progress)
 
     def _make(self, one: _Pull, places: Sequence[str]) -> ArtifactImage:
         purpose = f"pull {one.plan.reference}"

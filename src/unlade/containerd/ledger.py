@@ -66,18 +66,15 @@ class Ledger:
         found = (records.decode(row) for row in self._images.with_label(labels.TREE))
         return sorted((image for image in found if image is not None), key=lambda image: image.id)
 
-    def complete(self, image_id: str, tuples: Sequence[ImageTuple]) -> ArtifactImage | None:
-        """The artifact, if all these tuples lead to it already, with their names; else None."""
-        image = self.by_id(image_id)
-        if image is None:
-            return None
+    def is_complete(self, image: ArtifactImage, tuples: Sequence[ImageTuple]) -> bool:
+        """Whether all these tuples lead to the image already, with their names."""
         known = {one.label: one for one in image.tuples}
-        for one in tuples:
-            if one.label not in known or not one.same_as(known[one.label]):
-                return None
-            if self._has_name(one) and not self._names_it(one.reference, image_id, image.target):
-                return None
-        return image
+        return all(
+            one.label in known
+            and one.same_as(known[one.label])
+            and (not self._has_name(one) or self._names_it(one.reference, image.id, image.target))
+            for one in tuples
+        )
 
     # Writing.
 

@@ -16,7 +16,7 @@ import copy
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, Literal
@@ -24,6 +24,7 @@ from typing import Final, Literal
 from unlade.delivery.build import Builder, Context
 from unlade.delivery.images import diff_ids
 from unlade.delivery.owndir import staged_beside
+from unlade.delivery.possession import prove
 from unlade.delivery.request import (
     AsTree,
     Delivered,
@@ -109,6 +110,19 @@ class Engine:
         deadline = deadline or Deadline.never()
         found = tuple(self._sources.find(ref, request, deadline=deadline) for ref in request.references)
         return self._plan(found, request, deadline), found
+
+    def prove(
+        self,
+        plan: Plan,
+        found: Sequence[Found],
+        *,
+        believed: Container[str],
+        deadline: Deadline,
+        progress: Progress = silent,
+    ) -> None:
+        """Have the registry show that these credentials may have what a shared tree was made from (V5)."""
+        context = Context([one.reference for one in found], deadline, progress)
+        prove(self._fetcher, plan, context, believed=believed)
 
     def tree_key(self, plan: Plan) -> TreeKey:
         """The key of the tree that a plan becomes here."""

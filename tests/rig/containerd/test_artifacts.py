@@ -30,9 +30,9 @@ from unlade.containerd import (
     leases,
 )
 from unlade.errors import IntegrityError, NothingProduced
-from unlade.model import Descriptor, Platform
+from unlade.model import Descriptor, Digest, Platform
 from unlade.model.mediatypes import ANNOTATION_TITLE, OCI_INDEX
-from unlade.registry import Registry, RegistryConfig, Unauthorized
+from unlade.registry import NotFound, Registry, RegistryConfig, Unauthorized
 
 pytestmark = pytest.mark.root
 
@@ -437,6 +437,41 @@ def test_other_credentials_are_asked_for_again(
             with pytest.raises(Unauthorized):
                 artifacts.pull(reference, credentials=credentials)
         assert pull(artifacts, reference, credentials=alice) == image
+
+
+def test_knowing_digests_grants_nothing(
+    connection: Containerd, artifacts: Artifacts, fake: FakeRegistry, registry: Registry
+) -> None:
+    """V5: a registry of somebody's own names the layers of a private artifact, whose tree is here."""
+    secret = b"private weights" * 1000
+    pushed = titled(fake, {"weights.bin": secret}, repo="private/model")
+    image = pull(artifacts, fake.reference("private/model", "v1"))
+    raw = fake.repository("private/model").manifests[str(pushed.digest)]
+    with FakeRegistry(address="127.0.0.2", strict=False) as evil:
+        both = RegistryConfig(plain_http=frozenset({fake.host, evil.host}))
+        with Registry(both) as client, Artifacts(connection, client, HANDLERS, jobs=1) as others:
+            for host, repo in ((evil, "stolen/model"), (fake, "stolen/model")):
+                host.put_blob(repo, b"{}")
+                host.repository(repo).manifests[str(pushed.digest)] = raw
+                host.repository(repo).tags["v1"] = str(pushed.digest)
+                with pytest.raises(NotFound):
+                    others.pull(host.reference(repo, "v1"))
+            layer = next(iter(set(fake.repository("private/model").blobs) - {str(Digest.of(b"{}"))}))
+            evil.repository("stolen/model").blobs[layer] = bytes(len(secret))
+            with pytest.raises(IntegrityError):
+                others.pull(evil.reference("stolen/model", "v1"))
+            assert artifacts.find(image.id) == image, "no name of theirs leads to it"
+            # Who has the bytes may have them: shown once, by one byte where the registry is known.
+            evil.repository("stolen/model").blobs[layer] = secret
+            fake.repository("stolen/model").blobs[layer] = secret
+            for host in (evil, fake):
+                host.clear_log()
+                theirs = pull(others, host.reference("stolen/model", "v1"))
+                assert theirs.id == image.id and theirs.cached
+                assert sum("/blobs/" in request.path for request in host.requests) >= 1
+                host.clear_log()
+                assert pull(others, host.reference("stolen/model", "v1")).cached
+                assert not [one for one in host.requests if "/blobs/" in one.path]
 
 
 def test_names_that_containerd_moved_meanwhile(

@@ -1,0 +1,56 @@
+"""Whether those who ask may have the bytes that a shared tree was made from (V5).
+
+A tree's key follows from digests, and digests are no secret. A registry of the attacker's own could serve a
+manifest that names the layers of somebody's private artifact: the key is the same, the tree is there, and
+mounting it would hand out what its registry guards. So before a tree is given to a repository that did not
+supply it, that repository must supply it. A registry that supplied these bytes before, under another
+repository's name, is believed when it serves a part of them to these credentials; from any other registry
+all of the bytes are fetched and hashed, and thrown away.
+
+Cost: a request per layer, or the content over the network once per repository; nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from unlade.delivery.build import Context
+from unlade.model import Descriptor
+from unlade.planning import Plan
+from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump
+
+
+def prove(fetcher: Fetcher, plan: Plan, context: Context, *, believed: Container[str]) -> None:
+    """Have every layer's repository serve it; raises what fetching raises, IntegrityError for other bytes.
+
+    `believed` are the registries (hosts) that supplied these bytes before.
+    """
+    seen = set()
+    for step in plan.active():
+        layer, reference = step.layer, context.references[step.source]
+        known = step.content is not None or layer.data is not None
+        if known or (layer.digest, reference.name) in seen:
+            continue
+        seen.add((layer.digest, reference.name))
+        if reference.registry in believed:
+            if layer.size:
+                fetcher.peek(reference, layer, 1, deadline=context.deadline)
+            continue
+        count = _Counted(context.progress, str(reference), layer)
+        with fetcher.open(reference, layer, deadline=context.deadline, progress=context.progress) as source:
+            pump(source, Verifier(layer), count, deadline=context.deadline, expected=layer.size)
+
+
+class _Counted:
+    """Takes bytes, tells how many, and forgets them."""
+
+    def __init__(self, progress: Progress, reference: str, layer: Descriptor) -> None:
+        self._progress = progress
+        self._reference = reference
+        self._layer = layer
+        self._done = 0
+
+    def __call__(self, data: memoryview) -> None:
+        self._done += len(data)
+        layer = self._layer
+        self._progress(ProgressEvent("bytes", self._reference, layer.digest, self._done, layer.size))
