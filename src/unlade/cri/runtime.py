@@ -33,6 +33,9 @@ class _Config(msgspec.Struct):
     containerd: _Runtimes = msgspec.field(default_factory=_Runtimes)
 
 
+_CONFIG = msgspec.json.Decoder(_Config)
+
+
 def discover(channel: grpc.Channel, configured: Iterable[Handler], *, seconds: float) -> Handlers:
     """Every handler of this node; waits so long for containerd, then raises ContainerdUnavailable."""
     status = channel.unary_unary(
@@ -53,7 +56,7 @@ def discover(channel: grpc.Channel, configured: Iterable[Handler], *, seconds: f
 def from_status(answer: api.StatusResponse, configured: Iterable[Handler]) -> Handlers:
     """The handlers that containerd told; those of the configuration instead, where it names them."""
     try:
-        told = msgspec.json.decode(answer.info.get("config", "{}"), type=_Config).containerd
+        told = _CONFIG.decode(answer.info.get("config", "{}")).containerd
     except msgspec.DecodeError:
         told = _Runtimes()  # the verbose answer is for people: nothing promises its form
     names = [handler.name for handler in answer.runtime_handlers if handler.name]

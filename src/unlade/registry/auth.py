@@ -65,6 +65,9 @@ class _TokenAnswer(msgspec.Struct):
     expires_in: int | float | None = None
 
 
+_TOKEN_ANSWER = msgspec.json.Decoder(_TokenAnswer)
+
+
 @dataclass(frozen=True, slots=True)
 class _Bearer:
     realm: Url
@@ -253,7 +256,7 @@ def _with_query(target: str, key: _Key, credential: Credential) -> str:
 
 def _decode_token(raw: bytes, url: Url, asked: float) -> _Token:
     try:
-        answer = msgspec.json.decode(raw, type=_TokenAnswer)
+        answer = _TOKEN_ANSWER.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         # Not `from error`: the text may quote a token.
         raise BadResponse(f"the token realm {url.redacted} did not answer with a token") from None

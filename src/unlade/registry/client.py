@@ -65,6 +65,9 @@ class _Tags(msgspec.Struct):
     tags: list[str] | None = None
 
 
+_TAGS = msgspec.json.Decoder(_Tags)
+
+
 class Registry:
     """A thread-safe client with pooled connections; a context manager."""
 
@@ -234,7 +237,7 @@ class Registry:
         first = host.url(f"{ref.repository}/tags/list?n={_TAGS_PAGE}")
         for page in pages(first, fetch, purpose):
             try:
-                listed = msgspec.json.decode(page.raw, type=_Tags).tags or []
+                listed = _TAGS.decode(page.raw).tags or []
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 raise BadResponse(f"{purpose}: the list cannot be read") from error
             for tag in listed:

@@ -114,6 +114,10 @@ class AuthEntry(msgspec.Struct, rename="lower"):
         return None if credential == ANONYMOUS or credential == Credential(username) else credential
 
 
+_ENTRIES = msgspec.json.Decoder(dict[str, AuthEntry] | None)
+_PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
 class PullSecretCredentials:
     """A Kubernetes pull secret: `.dockerconfigjson` (with auths) or the older `.dockercfg` (the bare
     table).
@@ -135,10 +139,10 @@ class PullSecretCredentials:
 def parse_auths(data: bytes, where: str) -> dict[str, AuthEntry]:
     """The auths table of a dockerconfigjson or dockercfg document; raises InvalidCredentials."""
     try:
-        document = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        document = _PARTS.decode(data)
         if "auths" in document:
-            return msgspec.json.decode(document["auths"], type=dict[str, AuthEntry] | None) or {}
-        return msgspec.json.decode(data, type=dict[str, AuthEntry])
+            return _ENTRIES.decode(document["auths"]) or {}
+        return _ENTRIES.decode(data) or {}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         # Not `from error`: msgspec's text may quote the document.
         raise InvalidCredentials(

@@ -46,9 +46,15 @@ class _File(msgspec.Struct, rename={"creds_store": "credsStore", "cred_helpers":
     cred_helpers: dict[str, str] | None = None
 
 
+_FILE = msgspec.json.Decoder(_File)
+
+
 class _HelperAnswer(msgspec.Struct, rename="pascal"):
     username: str = ""
     secret: str = ""
+
+
+_HELPER_ANSWER = msgspec.json.Decoder(_HelperAnswer)
 
 
 class DockerConfigCredentials:
@@ -181,7 +187,7 @@ def _ask_helper(helper: str, server: str) -> Credential | None:
     if output is None:
         return None
     try:
-        answer = msgspec.json.decode(output, type=_HelperAnswer)
+        answer = _HELPER_ANSWER.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidCredentials(
             f"docker-credential-{helper} answered with something else than JSON",
@@ -232,7 +238,7 @@ def _parse(data: bytes, path: str) -> _File:
     if not data.strip():
         return _File()
     try:
-        return msgspec.json.decode(data, type=_File)
+        return _FILE.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         # Not `from error`: the text may quote a secret.
         raise InvalidCredentials(

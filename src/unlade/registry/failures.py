@@ -42,6 +42,9 @@ class _Document(msgspec.Struct):
     errors: list[_Entry] = []
 
 
+_DOCUMENT = msgspec.json.Decoder(_Document)
+
+
 @contextmanager
 def naming(purpose: str) -> Iterator[None]:
     """Errors that pass say what was being done, and to which reference (V15)."""
@@ -109,7 +112,7 @@ def _explain(answer: Answer) -> tuple[tuple[str, ...], str]:
     """Codes and texts of the error document; nothing when there is none to read."""
     try:
         raw = answer.read(_MAX_ERROR_BODY)
-        document = msgspec.json.decode(raw, type=_Document) if raw else _Document()
+        document = _DOCUMENT.decode(raw) if raw else _Document()
     except (RegistryError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return (), ""
     finally:

@@ -54,12 +54,18 @@ class _Config(msgspec.Struct, rename="camel"):
     providers: list[_Provider]
 
 
+_CONFIG = msgspec.json.Decoder(_Config)
+
+
 class _Answer(msgspec.Struct, rename="camel"):
     kind: str
     api_version: str
     cache_key_type: str = ""
     cache_duration: str | None = None
     auth: dict[str, AuthEntry] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class KubeletProviderCredentials:
                 next_step="run it by hand with a CredentialProviderRequest on stdin",
             )
         try:
-            answer = msgspec.json.decode(ran.output, type=_Answer)
+            answer = _ANSWER.decode(ran.output)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Not `from error`: the text may quote a secret.
             raise self._wrong(provider) from None
@@ -157,7 +163,7 @@ def _read_config(path: str) -> list[_Provider]:
     if len(raw) > _MAX_CONFIG:
         raise InvalidCredentials(f"{path} is larger than {_MAX_CONFIG} bytes")
     try:
-        config = msgspec.convert(_load_yaml(raw), type=_Config)
+        config = _CONFIG.decode(msgspec.json.encode(_load_yaml(raw)))
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidCredentials(f"{path} is not a CredentialProviderConfig: {error}") from error
     group, _, version = config.api_version.partition("/")

@@ -59,6 +59,9 @@ class Job(msgspec.Struct, frozen=True):
     files: bool = False  # whether a descriptor for the file list comes along
 
 
+_JOB = msgspec.json.Decoder(Job)
+
+
 class Failure(msgspec.Struct, frozen=True):
     """An error on its way between processes."""
 
@@ -73,6 +76,9 @@ class Answer(msgspec.Struct, frozen=True):
 
     unpacked: Unpacked | None = None
     failure: Failure | None = None
+
+
+_ANSWER = msgspec.json.Decoder(Answer)
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -114,7 +120,7 @@ def receive_job(source: socket.socket) -> tuple[Job, list[int]] | None:
     for fd in descriptors:
         os.set_inheritable(fd, False)
     body = _rest(source, head)
-    return None if body is None else (msgspec.json.decode(body, type=Job), list(descriptors))
+    return None if body is None else (_JOB.decode(body), list(descriptors))
 
 
 def receive_answer(source: socket.socket) -> Answer | None:
@@ -123,7 +129,7 @@ def receive_answer(source: socket.socket) -> Answer | None:
     if body is None:
         return None
     try:
-        answer = msgspec.json.decode(body, type=Answer)
+        answer = _ANSWER.decode(body)
     except msgspec.MsgspecError as error:
         raise refusals.WorkerDied(f"the unpack process gave a broken answer: {error}") from error
     if answer.unpacked is not None:
