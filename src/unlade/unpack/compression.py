@@ -26,9 +26,9 @@ except ImportError:  # no wheel for this interpreter or machine
 if TYPE_CHECKING:
     from unlade.unpack.policy import Limits
 
-# Small enough to stay in a core's cache from the inflater to the writer, large enough that the number of
-# hand-overs between threads does not matter. Measured flat between 64 KiB and 1 MiB.
-OUTPUT_BLOCK: Final = 512 << 10
+# Large enough that the threads seldom wait for one another (each hand-over takes the interpreter's lock),
+# small enough that the blocks in flight are a few megabytes.
+OUTPUT_BLOCK: Final = 1 << 20
 
 SNIFF_BYTES: Final = 6
 _GZIP: Final = b"\x1f\x8b"
@@ -39,7 +39,7 @@ _FOREIGN: Final = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": 
 # Name, comment and extra field of one gzip member: nobody uses more than a file name.
 _MAX_GZIP_HEADER: Final = 128 << 10
 _SMALL_SLICE: Final = 4 << 10
-_LARGE_SLICE: Final = 128 << 10
+_LARGE_SLICE: Final = 512 << 10
 # Block-wise gzip ends each of its files with one empty member; a thousand in a row serve nothing.
 _MAX_EMPTY_UNITS: Final = 1024
 _FHCRC, _FEXTRA, _FNAME, _FCOMMENT, _RESERVED = 2, 4, 8, 16, 0xE0

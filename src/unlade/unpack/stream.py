@@ -26,8 +26,8 @@ Block = bytes | memoryview
 NextBlock = Callable[[], Block]
 T = TypeVar("T")
 
-_INPUT: Final = 256 << 10
-_BELT: Final = 8  # blocks in flight to each consumer: 4 MiB
+_INPUT: Final = 512 << 10
+_BELT: Final = 6  # blocks in flight to each consumer: 6 MiB
 
 
 class Readable(Protocol):
