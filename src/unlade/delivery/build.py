@@ -66,6 +66,8 @@ class Context:
     # First bytes that decided the plan; the content must begin with them. Those that did are `seen`.
     heads: Mapping[Digest, bytes] = field(default_factory=dict)
     seen: set[Digest] = field(default_factory=set)
+    # What this delivery itself had from a repository, verified: nobody need ask whether it may have it.
+    fetched: set[tuple[str, Digest]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,7 @@ class Builder:
             reference, step.layer, deadline=context.deadline, progress=context.progress
         ) as stream:
             yield stream
+        context.fetched.add((reference.name, step.layer.digest))
 
 
 def _beginning_with(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from unlade.delivery.build import Context
-from unlade.model import Descriptor
+from unlade.model import Descriptor, Reference
 from unlade.planning import Plan
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump
 
@@ -23,15 +23,10 @@ from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump
 def prove(fetcher: Fetcher, plan: Plan, context: Context, *, believed: Container[str]) -> None:
     """Have every layer's repository serve it; raises what fetching raises, IntegrityError for other bytes.
 
-    `believed` are the registries (hosts) that supplied these bytes before.
+    `believed` are the registries (hosts) that supplied these bytes before. What this delivery fetched by
+    itself is proved already.
     """
-    seen = set()
-    for step in plan.active():
-        layer, reference = step.layer, context.references[step.source]
-        known = step.content is not None or layer.data is not None
-        if known or (layer.digest, reference.name) in seen:
-            continue
-        seen.add((layer.digest, reference.name))
+    for reference, layer in unproved(plan, context):
         if reference.registry in believed:
             if layer.size:
                 fetcher.peek(reference, layer, 1, deadline=context.deadline)
@@ -39,6 +34,18 @@ def prove(fetcher: Fetcher, plan: Plan, context: Context, *, believed: Container
         count = _Counted(context.progress, str(reference), layer)
         with fetcher.open(reference, layer, deadline=context.deadline, progress=context.progress) as source:
             pump(source, Verifier(layer), count, deadline=context.deadline, expected=layer.size)
+
+
+def unproved(plan: Plan, context: Context) -> list[tuple[Reference, Descriptor]]:
+    """The layers that this delivery used and did not fetch, each with the repository to ask, once."""
+    asked = {}
+    for step in plan.active():
+        reference = context.references[step.source]
+        key = (reference.name, step.layer.digest)
+        known = step.content is not None or step.layer.data is not None
+        if not known and key not in context.fetched:
+            asked[key] = (reference, step.layer)
+    return list(asked.values())
 
 
 class _Counted:

@@ -290,3 +290,39 @@ def test_a_registry_with_two_faces_is_found_out(engine: Engine, fake: FakeRegist
     with pytest.raises(IntegrityError) as caught:
         engine.deliver(as_tree(fake.reference("pkg", "v1")))
     assert caught.value.code == "two-faced"
+
+
+@pytest.mark.parametrize("destination", [AsTree(), InStore()])
+def test_knowing_digests_grants_nothing(
+    fake: FakeRegistry, store: DirStore, put_files: PutImage, destination: AsTree | InStore
+) -> None:
+    """V5: somebody's own registry serves the manifest of a private artifact, which is here."""
+    pushed = put_files("private", "v1", {"f": b"secret" * 100})
+    raw = fake.repository("private").manifests[str(pushed.digest)]
+    blobs = dict(fake.repository("private").blobs)
+    with FakeRegistry(address="127.0.0.2", strict=False) as evil:
+        config = RegistryConfig(plain_http=frozenset({fake.host, evil.host}))
+        with Registry(config, StaticCredentials({})) as client, Engine(client, store, jobs=2) as engine:
+
+            def deliver(host: FakeRegistry, repository: str) -> bool:
+                ref = host.reference(repository, "v1")
+                request = Request(references=(ref,), destination=destination, reauthorize=True)
+                return engine.deliver(request).cached
+
+            assert not deliver(fake, "private")
+            for host in (evil, fake):
+                host.repository("stolen").manifests[str(pushed.digest)] = raw
+                host.repository("stolen").tags["v1"] = str(pushed.digest)
+                with pytest.raises(RegistryError):
+                    deliver(host, "stolen")
+                assert store.images.get(str(host.reference("stolen", "v1"))) is None
+            evil.repository("stolen").blobs.update({name: bytes(len(data)) for name, data in blobs.items()})
+            with pytest.raises(IntegrityError):
+                deliver(evil, "stolen")
+            # Who has the bytes may have them; it is asked once.
+            for host in (evil, fake):
+                host.repository("stolen").blobs.update(blobs)
+                assert deliver(host, "stolen")
+                host.clear_log()
+                assert deliver(host, "stolen")
+                assert not host.seen(contains="/blobs/")
