@@ -4,9 +4,10 @@
 do nothing else; `write_file` is for raw blobs. Nothing here knows registries, stores or plans.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from unlade.unpack.archive import unpack
 from unlade.unpack.policy import RULES_VERSION, Limits, Unpacked, UnpackPolicy
-from unlade.unpack.pool import WorkerPool
 from unlade.unpack.raw import write_file
 from unlade.unpack.refusals import (
     CannotWrite,
@@ -18,6 +19,9 @@ from unlade.unpack.refusals import (
     UnsupportedEntry,
     WorkerDied,
 )
+
+if TYPE_CHECKING:
+    from unlade.unpack.pool import WorkerPool
 
 __all__ = [
     "RULES_VERSION",
@@ -36,3 +40,12 @@ __all__ = [
     "unpack",
     "write_file",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The worker imports this package too, and has no use for what starts workers.
+    if name != "WorkerPool":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from unlade.unpack.pool import WorkerPool
+
+    return WorkerPool
