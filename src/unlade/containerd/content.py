@@ -365,11 +365,13 @@ class _Writing:
             self._sent += fields.get("data", b"")
         try:
             answer: content_pb2.WriteContentResponse = next(self._answers)
-        except StopIteration as error:
-            raise ContainerdUnavailable(
-                f"cannot {self._what}: containerd ended the stream", next_step="try again"
-            ) from error
-        except grpc.RpcError as error:
+        except (StopIteration, grpc.RpcError) as error:
+            # gRPC's own thread waits for the next message: it must not wait for ever.
+            self._requests.put(None)
+            if isinstance(error, StopIteration):
+                raise ContainerdUnavailable(
+                    f"cannot {self._what}: containerd ended the stream", next_step="try again"
+                ) from error
             raise explained(self._what, error) from error
         return answer
 

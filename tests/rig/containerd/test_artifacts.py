@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -552,3 +553,33 @@ def test_rot_is_found_and_cured(
     assert artifacts.fsck() == []
     assert pull(artifacts, reference).id == image.id
     assert artifacts.fsck() == []
+
+
+def test_many_lives_leak_nothing(
+    artifacts: Artifacts, fake: FakeRegistry, daemon: Daemon, connection: Containerd, full: bool
+) -> None:
+    """Threads, descriptors, snapshots and leases are as many after many pulls and removals as before."""
+    titled(fake, {"weights.bin": b"life" * 1000}, tag="life")
+    fake.put_artifact(REPO, "nothing", [], "application/vnd.example.nothing")
+
+    def live() -> None:
+        pull(artifacts, fake.reference(REPO, "life"))
+        pull(artifacts, fake.reference(REPO, "life"), handler="plain")
+        with pytest.raises(NothingProduced):
+            artifacts.pull(fake.reference(REPO, "nothing"))
+        assert artifacts.remove(str(fake.reference(REPO, "life")))
+
+    def counts() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    for _ in range(5):
+        live()
+    before = counts()
+    for _ in range(100 if full else 20):
+        live()
+    threads, files = counts()
+    # Connections of the fake registry come and go.
+    assert threads <= before[0] + 3 and files <= before[1] + 6, (before, (threads, files))
+    assert left(daemon, connection) == nothing()
+    assert not list((connection.state / "locks").iterdir())
+    assert len(list((connection.state / "owners").iterdir())) == 1
