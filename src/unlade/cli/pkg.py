@@ -292,7 +292,9 @@ def update(
     \b
     Exit codes: 0 updated; 1 conflict markers were written; 11 --on-conflict fail and there was one.
     """
+    from unlade.cli.output import emit
     from unlade.packages.location import split_version
+    from unlade.packages.update import Conflicts
     from unlade.packages.update import update as update_package
 
     directory, version = split_version(package)
@@ -300,9 +302,15 @@ def update(
     directory = os.path.abspath(directory)
     inside = os.path.commonpath([directory, os.getcwd()]) == directory
     with _sources(settings, _package_hosts(directory)) as sources:
-        outcome = update_package(
-            directory, sources, version=version, strategy=strategy, policy=policy, dry_run=dry_run
-        )
+        try:
+            outcome = update_package(
+                directory, sources, version=version, strategy=strategy, policy=policy, dry_run=dry_run
+            )
+        except Conflicts as error:
+            if output != "table":
+                rows = [_row(decision) for decision in error.decisions]
+                emit({"conflicts": len(rows), "decisions": rows, "dryRun": dry_run}, output)
+            raise
     _warn_links(settings, outcome.links)
     _updated(settings, outcome, output, dry_run=dry_run)
     if inside and not dry_run and len(outcome.changed) > 1:

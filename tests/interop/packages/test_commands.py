@@ -1,6 +1,7 @@
 """`unlade pkg` as a script uses it: exit codes, formats, and what goes to stdout."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.interop.packages import kpt
 from tests.interop.peers import Peers
 from tests.interop.real_registry import RealRegistry
 
+UNLADE = (sys.executable, "-m", "unlade")
 KPTFILE = "apiVersion: kpt.dev/v1\nkind: Kptfile\nmetadata:\n  name: p\n"
 CONFIG = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\ndata:\n  k: {value}\n"
 
@@ -46,6 +48,21 @@ def test_update_in_every_way(app: Path, peers: Peers) -> None:
     )
     assert "error: 1 conflict(s)" in error
     assert "next: " in error
+    listed = json.loads(
+        peers.unlade(
+            "pkg",
+            "update",
+            "app@v2",
+            "--on-conflict",
+            "fail",
+            "-o",
+            "json",
+            "--plain-http",
+            cwd=app,
+            expect=11,
+        )
+    )
+    assert [row["path"] for row in listed["decisions"]] == ["data.k"]
     peers.unlade("pkg", "update", "app@v2", "--on-conflict", "markers", "--plain-http", cwd=app, expect=1)
     assert (
         "<<<<<<< local\n  k: mine\n=======\n  k: v2\n>>>>>>> upstream\n"
@@ -54,22 +71,16 @@ def test_update_in_every_way(app: Path, peers: Peers) -> None:
 
 
 def test_the_default_warns_and_does_what_kpt_does(app: Path, peers: Peers) -> None:
-    done = peers.run("env", *_unlade(), "pkg", "update", "app@v2", "--plain-http", cwd=app)
+    done = peers.run("env", *UNLADE, "pkg", "update", "app@v2", "--plain-http", cwd=app)
     assert b"warning: conflict: c.yaml: ConfigMap c: data.k" in done.stderr
     assert done.stdout == b""
     assert "k: v2" in (app / "app" / "c.yaml").read_text()
-    again = peers.run("env", *_unlade(), "pkg", "update", "app@v2", "--plain-http", cwd=app)
+    again = peers.run("env", *UNLADE, "pkg", "update", "app@v2", "--plain-http", cwd=app)
     assert b"Updated 1 package(s), 0 files." in again.stderr
 
 
-def _unlade() -> list[str]:
-    import sys
-
-    return [sys.executable, "-m", "unlade"]
-
-
 def test_update_from_inside_the_package(app: Path, peers: Peers) -> None:
-    done = peers.run(*_unlade(), "pkg", "update", "@v2", "--plain-http", cwd=app / "app")
+    done = peers.run(*UNLADE, "pkg", "update", "@v2", "--plain-http", cwd=app / "app")
     assert b"run `cd .`" in done.stderr
     assert "k: v2" in (app / "app" / "c.yaml").read_text()
 

@@ -120,6 +120,18 @@ def test_decisions_about_functions_name_their_image(shelf: Shelf, tmp_path: Path
     assert "name: _kpt" not in (tmp_path / "app" / "Kptfile").read_text()
 
 
+def test_without_a_lock_the_base_is_empty(app: Path, shelf: Shelf) -> None:
+    kptfile = app / "Kptfile"
+    text = kptfile.read_text()
+    kptfile.write_text(text[: text.index("upstreamLock:")])
+    (app / "c.yaml").write_text((app / "c.yaml").read_text().replace("k: 1", "mine: 1"))
+    outcome = update(str(app), shelf, version="v2")
+    assert "k: 2" in (app / "c.yaml").read_text()
+    assert "mine: 1" in (app / "c.yaml").read_text()
+    assert outcome.packages[0].old_lock is None
+    assert Kptfile(kptfile.read_text()).lock == OciUpstream(f"{IMAGE}@{shelf.tags[f'{IMAGE}:v2']}")
+
+
 def test_dry_run_changes_nothing(app: Path, shelf: Shelf) -> None:
     before = {p.name: p.read_text() for p in app.iterdir()}
     outcome = update(str(app), shelf, version="v2", dry_run=True)
