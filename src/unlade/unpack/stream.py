@@ -195,9 +195,11 @@ def _threaded(
         threading.Thread(target=write, name="unpack-write"),
         threading.Thread(target=digest, name="unpack-hash"),
     ]
-    for thread in threads:
-        thread.start()
+    started: list[threading.Thread] = []
     try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
         for block in blocks:
             to_hasher.put(block)
             if not to_writer.put(block):
@@ -208,7 +210,7 @@ def _threaded(
     finally:
         to_writer.end()
         to_hasher.end()
-        for thread in threads:
+        for thread in started:
             thread.join()
         failure = failures[0] if failures else None
         failures.clear()  # no reference cycle through this frame
