@@ -8,7 +8,7 @@ does, and reports them; what is not a file, a directory or a link is refused.
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from unlade.errors import InvalidInput
@@ -17,6 +17,8 @@ KPTFILE = "Kptfile"
 # A package is text; whoever stores more in one has mistaken it for an image.
 MAX_FILES = 100_000
 MAX_BYTES = 512 * 1024 * 1024
+# Each sub-package is merged on its own, against a look at every file.
+MAX_PACKAGES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,24 @@ def has_directory(files: Mapping[str, File], directory: str) -> bool:
 def package_directories(files: Mapping[str, File]) -> list[str]:
     """Every directory below the root with a Kptfile, parents first; the root is not listed."""
     suffix = "/" + KPTFILE
-    return sorted(path[: -len(suffix)] for path in files if path.endswith(suffix))
+    found = sorted(path[: -len(suffix)] for path in files if path.endswith(suffix))
+    if len(found) > MAX_PACKAGES:
+        raise NotAPackage(
+            f"{len(found)} sub-packages; at most {MAX_PACKAGES} are handled", next_step="split the package"
+        )
+    return found
 
 
-def inside_any(path: str, directories: Iterator[str] | list[str] | set[str]) -> bool:
+def inside_any(path: str, directories: Set[str]) -> bool:
     """Whether the path lies below one of the directories; names that merely start alike do not count."""
-    return any(path.startswith(directory + "/") for directory in directories)
+    if not directories:
+        return False
+    slash = path.find("/")
+    while slash >= 0:
+        if path[:slash] in directories:
+            return True
+        slash = path.find("/", slash + 1)
+    return False
 
 
 def own_files(files: Mapping[str, File], extra: list[str] | None = None) -> Snapshot:

@@ -69,12 +69,12 @@ def remote_directories(*sides: Snapshot) -> list[str]:
     """Direct sub-packages with an upstream of their own, on any side, parents first."""
     found: set[str] = set()
     for files in sides:
-        directories = package_directories(files)
-        for directory in directories:
-            if not inside_any(directory + "/", set(directories) - {directory}) and has_upstream(
-                files, directory
-            ):
-                found.add(directory)
+        directories = set(package_directories(files))
+        found.update(
+            directory
+            for directory in directories
+            if not inside_any(directory, directories) and has_upstream(files, directory)
+        )
     return sorted(found)
 
 
