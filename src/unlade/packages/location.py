@@ -71,11 +71,6 @@ def parse_git(text: str) -> GitUpstream:
     return GitUpstream(before, "/" + "/".join(parts), ref)
 
 
-def looks_remote(text: str) -> bool:
-    """Whether the text can only mean something elsewhere."""
-    return text.startswith(SCHEME) or ".git" in text.replace(".github", "") or "://" in text
-
-
 def parse_location(text: str) -> Location:
     """Image, git directory or local path, by how the text looks."""
     if text.startswith(SCHEME):

@@ -58,7 +58,7 @@ class Merged:
 
 
 def has_upstream(files: Snapshot, directory: str) -> bool:
-    """Whether the Kptfile of this directory names an upstream; an unreadable one counts as none."""
+    """Whether the Kptfile of this directory names an upstream; BadKptfile when it cannot be read."""
     found = files.get(f"{directory}/{KPTFILE}")
     if found is None:
         return False
@@ -216,10 +216,6 @@ def _merge_package(
     return changes
 
 
-def _empty_kptfile(name: str) -> Kptfile:
-    return Kptfile.fresh(name)
-
-
 def _merged_kptfile(
     local: Snapshot,
     base: Snapshot,
@@ -239,10 +235,8 @@ def _merged_kptfile(
     if before is not None and theirs is not None and before.data == theirs.data == ours.data:
         return None
     mine = Kptfile(ours.text, name=f"{label} (local)")
-    old = Kptfile(before.text, name=f"{label} (base)") if before is not None else _empty_kptfile(mine.name)
-    new = (
-        Kptfile(theirs.text, name=f"{label} (upstream)") if theirs is not None else _empty_kptfile(mine.name)
-    )
+    old = Kptfile(before.text, name=f"{label} (base)") if before is not None else Kptfile.fresh(mine.name)
+    new = Kptfile(theirs.text, name=f"{label} (upstream)") if theirs is not None else Kptfile.fresh(mine.name)
     decisions += merge_kptfile(mine, old, new, where=label, policy=policy)
     if not is_root and theirs is not None:
         mine.copy_section("upstream", new)
@@ -288,7 +282,7 @@ def _same_resources(path: str, ours: File, before: File) -> bool:
 def _same_kptfile(ours: File, before: File | None) -> bool:
     """Equal apart from name, upstream and lock; a Kptfile that get made up counts as none."""
     mine = Kptfile(ours.text)
-    other = Kptfile(before.text) if before is not None else _empty_kptfile(mine.name)
+    other = Kptfile(before.text) if before is not None else Kptfile.fresh(mine.name)
     probe = Kptfile(ours.text)
     decisions = merge_kptfile(probe, mine, other, where=KPTFILE, policy="kpt")
     back = merge_kptfile(Kptfile(ours.text), other, mine, where=KPTFILE, policy="kpt")
