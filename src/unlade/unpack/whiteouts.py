@@ -49,7 +49,8 @@ class Whiteouts:
         # The directory is made if need be, as an overlay needs it: over a lower layer's link it replaces it.
         parent = self._places.parent(unsafe_parent).prefix
         if name == _OPAQUE:
-            self.opaque[self._places.note(parent[:-1])] = None
+            if parent[:-1] not in self.opaque:
+                self.opaque[self._places.note(parent[:-1])] = None
             return True
         hidden = name[len(MARK) :]
         # `.wh.`, `.wh..` and `.wh...` would hide a directory's own name; a whiteout of a whiteout is none.
@@ -60,7 +61,8 @@ class Whiteouts:
 
     def hide(self, path: bytes) -> None:
         """Hide one name of lower layers."""
-        self.hidden[self._places.note(path)] = None
+        if path not in self.hidden:
+            self.hidden[self._places.note(path)] = None
 
     def prune(self) -> None:
         """Take away directories that were made only to hold whiteouts and are hidden themselves."""

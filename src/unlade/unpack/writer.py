@@ -211,7 +211,7 @@ class Writer:
         known.mtime_ns = reader.mtime_ns
         uid, gid = self._dress(known.fd, reader, mode | stat.S_IRWXU, again=again)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
-            self._places.closed[self._places.note(path)] = mode
+            self._places.closed[path if again else self._places.note(path)] = mode
         if mode & stat.S_ISGID:
             self._inherits = True
         if self._records is not None:
