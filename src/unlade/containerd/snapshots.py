@@ -146,6 +146,16 @@ class ContainerdTrees:
                 continue  # our own first attempt, whose answer was lost: the lease takes it with it
             except Missing as error:
                 raise leases.ended() from error
+            except ContainerdError as error:
+                if "file exists" not in error.message:
+                    raise
+                # containerd was killed between making a snapshot's directory and recording it, and wants
+                # to make the same one again. It tidies up when a snapshot is removed, and not before.
+                raise ContainerdError(
+                    f"cannot {what}: an earlier crash of containerd's left a directory in its way",
+                    next_step="remove a container or image that is not needed: containerd then tidies up",
+                    retryable=True,
+                ) from error
             if len(mounts) != 1 or mounts[0].type not in ("bind", "rbind"):
                 self.remove(name)
                 raise SnapshotterUnsupported(

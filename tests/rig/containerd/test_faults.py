@@ -17,10 +17,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -31,6 +32,7 @@ from tests.rig.containerd.daemon import Daemon
 from tests.rig.containerd.scenario import HANDLERS, REPO
 from tests.rig.containerd.test_artifacts import left, nothing, titled
 from unlade.containerd import Artifacts, Containerd, ContainerdUnavailable
+from unlade.errors import UnladeError
 from unlade.kernel import failpoints
 from unlade.model import Descriptor
 from unlade.model.mediatypes import ANNOTATION_TITLE, OCI_LAYER
@@ -40,6 +42,7 @@ from unlade.store import NoSpace
 pytestmark = pytest.mark.root
 
 ROOT = Path(__file__).parents[3]
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +215,59 @@ def test_a_full_disk(small: Daemon, host: FakeRegistry, tmp_path: Path) -> None:
         assert small.directories() == set(), "the space is free again"
         image = artifacts.pull(f"{host.host}/{REPO}:one")
         assert image is not None and image.size == 300_000
+
+
+def test_containerd_is_restarted_again_and_again(
+    daemon: Daemon, connection: Containerd, host: FakeRegistry, full: bool
+) -> None:
+    """Whatever call is under way when containerd goes: pulls and removals end well, and nothing is left.
+
+    By SIGTERM: killed while it makes a snapshot, containerd itself may be unable to make another.
+    """
+    count = 60 if full else 12
+    for number in range(count):
+        titled(host, {"part.bin": bytes([number]) * 50_000}, tag=f"many-{number}", repo=REPO)
+    stop = threading.Event()
+
+    def restarter() -> int:
+        restarts = 0
+        chance = random.Random(11)
+        while not stop.wait(chance.uniform(0.1, 0.6)):
+            daemon.restart()
+            restarts += 1
+        return restarts
+
+    with (
+        Registry(RegistryConfig(plain_http=frozenset({host.host}))) as registry,
+        Artifacts(connection, registry, HANDLERS, jobs=1) as artifacts,
+        ThreadPoolExecutor(5) as pool,
+    ):
+
+        def live(number: int) -> None:
+            reference = f"{host.host}/{REPO}:many-{number}"
+            assert retried(lambda: artifacts.pull(reference)) is not None
+            assert retried(lambda: artifacts.pull(reference, handler="plain")) is not None
+            assert retried(lambda: artifacts.find(reference)) is not None
+            retried(lambda: artifacts.remove(reference))
+            assert retried(lambda: artifacts.find(reference)) is None
+
+        restarting = pool.submit(restarter)
+        try:
+            list(pool.map(live, range(count)))
+        finally:
+            stop.set()
+        assert restarting.result(timeout=60) > 2
+        artifacts.recover()
+        artifacts.collect()
+    assert left(daemon, connection) == nothing()
+
+
+def retried(work: Callable[[], T]) -> T:
+    """As the kubelet does it: again, while the error says that it may pass."""
+    for _ in range(20):
+        try:
+            return work()
+        except UnladeError as error:
+            if not error.retryable:
+                raise
+    return work()
