@@ -583,3 +583,24 @@ def test_many_lives_leak_nothing(
     assert left(daemon, connection) == nothing()
     assert not list((connection.state / "locks").iterdir())
     assert len(list((connection.state / "owners").iterdir())) == 1
+
+
+def test_what_is_mounted_stays_whatever_is_removed(
+    artifacts: Artifacts,
+    fake: FakeRegistry,
+    daemon: Daemon,
+    connection: Containerd,
+    mounted: Callable[[str], str],
+) -> None:
+    """V6: a removal takes the records; the tree goes when its last mount does, and is found until then."""
+    titled(fake, {"weights.bin": b"in use"})
+    reference = fake.reference(REPO, "v1")
+    image = pull(artifacts, reference)
+    path = mounted(image.id)
+    assert artifacts.remove(image.id)
+    artifacts.collect()
+    assert snapshot(path)["weights.bin"].content == b"in use"
+    assert left(daemon, connection)["images"] == []
+    again = pull(artifacts, reference)
+    assert again.id == image.id
+    assert snapshot(mounted(again.id))["weights.bin"].content == b"in use"
