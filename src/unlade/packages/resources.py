@@ -80,7 +80,7 @@ def read_file(text: str, path: str, side: str) -> tuple[list[Placed], list[Docum
             continue
         if not isinstance(document.root, Map | Seq):
             raise YamlSyntaxError(f"{path} ({side}): a document is neither a mapping nor a list")
-        mark(document)
+        document.edited = mark(document)
         identity = identify(document.root, path)
         if identity in seen:
             raise DuplicateResource(
@@ -190,7 +190,8 @@ class _FileMerger:
             if mine or not rest or local is None:
                 return FileMerge(None, self.decisions)
             return FileMerge(local, self.decisions)
-        text = self._assemble([placed for _, placed in kept], mine, rest, local)
+        source = next(text for text in (local, upstream, "") if text is not None)
+        text = self._assemble([placed for _, placed in kept], mine, rest, source)
         return FileMerge(text if self.policy == "markers" else _know(text), self.decisions)
 
     def _note(self, placed: Placed, taken: Taken, reason: str, *, conflict: bool = False) -> None:
@@ -239,16 +240,16 @@ class _FileMerger:
             mine.document.root = entry.value if entry is not None else Seq([], 0, "[]")
         self.decisions += merge.decisions
         if merge.edits:
+            mine.document.edited = True
             _settle(mine.document, new.document)
 
-    def _assemble(
-        self, kept: list[Placed], mine: list[Placed], rest: list[Document], local: str | None
-    ) -> str:
+    def _assemble(self, kept: list[Placed], mine: list[Placed], rest: list[Document], source: str) -> str:
+        """The file's new text, with the line ends of the file it continues."""
         parts: list[str] = []
         first = mine[0] if mine else None
         for placed in kept:
             for document in [*placed.before, placed.document]:
-                text = document.render()
+                text = document.text()
                 own = document.separator
                 if not parts:
                     # A file keeps the opening of its first document; whoever comes first now takes it over.
@@ -258,9 +259,8 @@ class _FileMerger:
                 elif not own:
                     text = "---\n" + text
                 parts.append(text)
-        parts += [document.render() for document in rest]
-        text = "".join(parts)
-        return _line_ends(text, local) if local is not None else text
+        parts += [document.text() for document in rest]
+        return _line_ends("".join(parts), source)
 
 
 def _settle(document: Document, upstream: Document) -> None:

@@ -74,6 +74,10 @@ def after(draw: st.DrawFn, indent: int, depth: int, dash: bool = False) -> str:
     return remark + "\n" + draw(blocks(indent + (2 if dash else draw(st.sampled_from([2, 4]))), depth - 1))
 
 
+def _key_text(key: object) -> str:
+    return "null" if key is None else str(key)
+
+
 def by_ruamel(text: str) -> list[object]:
     """Every document as ruamel.yaml composes it: scalars as their text, nulls as None."""
     yaml = YAML(typ="safe", pure=True)
@@ -82,7 +86,7 @@ def by_ruamel(text: str) -> list[object]:
         kind = type(node).__name__
         if kind == "MappingNode":
             # A null key is written out when a document is normalised.
-            return {str(build(key) or "null"): build(value) for key, value in node.value}
+            return {_key_text(build(key)): build(value) for key, value in node.value}
         if kind == "SequenceNode":
             return [build(item) for item in node.value]
         return None if str(node.tag) == "tag:yaml.org,2002:null" else node.value

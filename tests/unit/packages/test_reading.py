@@ -113,6 +113,30 @@ def test_folded_text_keeps_its_value() -> None:
     assert folded in again
 
 
+def test_a_document_that_had_to_be_normalised_is_written_back_as_it_was() -> None:
+    """Only an edit makes the normal form visible; a neighbour's edit does not."""
+    odd = "kind: A\nmetadata: # kpt-merge: /a\n  name: a\n  annotations:\n"
+    odd += (
+        "    internal.kpt.dev/upstream-identifier: '|A|default|a'\ndata: {a: 1,  # why\n   b:   2}\n"
+    )
+    rest = "---\nkind: B\nmetadata:\n  name: b\nn: {}\n"
+    merged = merge_file("a.yaml", odd + rest.format(1), odd + rest.format(1), odd + rest.format(2)).text
+    assert merged is not None
+    assert merged.startswith(odd)
+    assert "n: 2\n" in merged
+
+
+def test_line_ends_are_the_files_own() -> None:
+    text = "kind: A\r\nmetadata:\r\n  name: a\r\nn: 1\r\n"
+    merged = merge_file("a.yaml", text, text, text.replace("n: 1", "n: 2")).text
+    assert merged is not None
+    assert "n: 2\r\n" in merged
+    assert "\n" not in merged.replace("\r\n", "")
+    added = merge_file("a.yaml", None, None, text).text
+    assert added is not None
+    assert "\n" not in added.replace("\r\n", "")
+
+
 def test_comment_only_documents_stay() -> None:
     """kpt loses documents that hold only comments (#3941)."""
     text = "# license\n---\nkind: A\nmetadata:\n  name: a\nn: 1\n---\n# tail\n"

@@ -123,7 +123,7 @@ class FlowReader:
             except ValueError as error:
                 raise Unsupported(str(error)) from error
             return Scalar(raw, value, first), end + 1
-        if first in "&!*%@`|>":
+        if first in "&!*%@`|>#":
             raise Unsupported("tags, anchors and aliases inside a flow collection")
         end = at
         while end < len(text):

@@ -220,6 +220,11 @@ class Document:
     lead: str = ""
     tail: str = ""
     source: str = ""
+    edited: bool = False
+
+    def text(self) -> str:
+        """The source while nothing was edited, else the rendered tree; whoever edits says so."""
+        return self.render() if self.edited else self.source
 
     def render(self) -> str:
         """The document's text, separator included."""
