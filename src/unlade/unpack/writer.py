@@ -48,7 +48,7 @@ _CAPABILITY: Final = b"security.capability"
 
 
 class Writer:
-    """Writes one archive's entries beneath `root`; `finish` must follow the last."""
+    """Writes one archive's entries beneath a destination: `run` once, then `unpacked`."""
 
     def __init__(
         self, destination: int, policy: UnpackPolicy, deadline: Deadline, records: FileListWriter | None
@@ -89,7 +89,7 @@ class Writer:
                     name = reader.name
                     self._deadline.check()
                     self._entry(reader)
-                name = b""
+                    name = b""  # a header that cannot be read is not this entry's fault
                 self._finish()
             finally:
                 self.close()
