@@ -1,7 +1,7 @@
 """Tar archives written by hand, well formed or not.
 
 The standard library's writer refuses to write most of what an attacker would; this one writes any header.
-`Tar` collects blocks; `bytes(tar)` is the archive. Entries are ustar unless a helper says otherwise.
+`Tar` collects blocks; `bytes(tar)` is the archive. Entries are ustar unless a method says otherwise.
 """
 
 from __future__ import annotations
