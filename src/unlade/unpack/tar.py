@@ -6,7 +6,7 @@ numbers are range-checked, extended headers capped, and a name or number is neve
 refused. Global pax headers are checked and then ignored, as Go does, unless they would rename entries.
 
 `TarReader` holds the current entry in its attributes, without an object per entry: `advance` moves on, and
-`pieces` gives its content. The writer is the only caller. Names come out as the archive wrote them:
+`piece` gives its content. The writer is the only caller. Names come out as the archive wrote them:
 everything about them is still unsafe.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 from zlib import adler32
 
@@ -195,11 +194,6 @@ class TarReader:
         self.size = self._left = length
         self._padding = -length % BLOCK
         return True
-
-    def pieces(self) -> Iterator[Block]:
-        """The current entry's content, in pieces of any size."""
-        while self._left:
-            yield self.piece()
 
     def piece(self) -> Block:
         """The next piece of the current entry's content; call only while there is some left."""

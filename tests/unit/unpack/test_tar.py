@@ -39,7 +39,9 @@ def test_what_the_standard_library_writes(form: int, cut: int) -> None:
     read = []
     while reader.advance():
         assert reader.kind == FILE
-        content = b"".join(bytes(piece) for piece in reader.pieces())
+        content = b""
+        while len(content) < reader.size:
+            content += bytes(reader.piece())
         read.append((reader.name, reader.mode, reader.uid, reader.gid, reader.mtime_ns, content))
     assert read == written
 
