@@ -8,6 +8,7 @@ within a short patience instead of failing at once, because the kubelet would re
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ STREAMING: Final = ("StreamImages",)
 MESSAGE_BYTES: Final = 16 << 20
 # How long a call waits for a containerd that is starting; the kubelet's own calls give up after 2 minutes.
 _PATIENCE: Final = 10.0
+# Between tries: a starting containerd listens some hundred milliseconds before it answers.
+_PAUSE: Final = 0.1
 # Pseudo headers and those that this hop's own transport sets.
 _HOP: Final = ("grpc-", ":", "user-agent", "content-type", "te")
 
@@ -52,31 +55,28 @@ class Upstream:
 
     def call(self, name: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Pass one call on; ends the caller's call with containerd's status when it fails."""
-        try:
+        patience = time.monotonic() + _PATIENCE
+        while True:
             try:
                 return self._call(name, request, context)
             except grpc.RpcError as error:
-                if not self._came_back(error, context):
-                    raise
-            return self._call(name, request, context)
-        except grpc.RpcError as error:
-            raise abort(context, error) from error
+                if not self._try_again(error, context, patience):
+                    raise abort(context, error) from error
 
     def stream(self, name: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Pass a streamed answer on, message by message."""
+        patience = time.monotonic() + _PATIENCE
         begun = False
-        try:
+        while True:
             try:
                 for message in self._stream(name, request, context):
                     begun = True
                     yield message
+                return
             except grpc.RpcError as error:
                 # A second stream would repeat what was sent already.
-                if begun or not self._came_back(error, context):
-                    raise
-                yield from self._stream(name, request, context)
-        except grpc.RpcError as error:
-            raise abort(context, error) from error
+                if begun or not self._try_again(error, context, patience):
+                    raise abort(context, error) from error
 
     def ask(self, name: str, request: bytes, seconds: float = _PATIENCE) -> bytes:
         """A call of our own; waits for a containerd that is starting. Raises grpc.RpcError."""
@@ -102,18 +102,23 @@ class Upstream:
         yield from call
         _trailing(context, call)
 
-    def _came_back(self, error: grpc.RpcError, context: grpc.ServicerContext) -> bool:
-        """Whether containerd was away and is there again; every call of this service may be repeated."""
+    def _try_again(self, error: grpc.RpcError, context: grpc.ServicerContext, patience: float) -> bool:
+        """Whether containerd was away, or listens but is still starting, and may answer now.
+
+        Every call of this service may be repeated.
+        """
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return False
         left = time_left(context)
+        until = patience if left is None else min(patience, time.monotonic() + left)
+        time.sleep(_PAUSE)
         ready = grpc.channel_ready_future(self._channel)
         try:
-            ready.result(timeout=_PATIENCE if left is None else min(_PATIENCE, left))
+            ready.result(timeout=max(0.0, until - time.monotonic()))
         except grpc.FutureTimeoutError:
             ready.cancel()
             return False
-        return bool(context.is_active())
+        return bool(context.is_active()) and time.monotonic() < until
 
 
 def passing(upstream: Upstream) -> dict[str, Any]:
