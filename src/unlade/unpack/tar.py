@@ -61,8 +61,8 @@ class TarReader:
     """Reads entries from blocks of a plain tar stream."""
 
     __slots__ = (
-        "_at", "_block", "_entries", "_left", "_limits", "_meta_bytes", "_next", "_numbers", "_padding",
-        "_size", "gid", "kind", "link", "mode", "mtime_ns", "name", "size", "uid", "xattrs",
+        "_at", "_block", "_headers", "_left", "_limits", "_meta_bytes", "_next", "_numbers", "_padding",
+        "_size", "entries", "gid", "kind", "link", "mode", "mtime_ns", "name", "size", "uid", "xattrs",
     )  # fmt: skip
 
     def __init__(self, next_block: NextBlock, limits: Limits) -> None:
@@ -73,7 +73,8 @@ class TarReader:
         self._size = 0
         self._left = 0  # content of the current entry that was not taken yet
         self._padding = 0
-        self._entries = 0
+        self._headers = 0  # extended ones included: they cost as much
+        self.entries = 0
         self._meta_bytes = 0
         self._numbers: dict[bytes, int] = {}
         self.kind = 0
@@ -85,11 +86,6 @@ class TarReader:
         self.size = 0
         self.mtime_ns = 0
         self.xattrs: dict[bytes, bytes] | None = None
-
-    @property
-    def entries(self) -> int:
-        """How many entries were read so far."""
-        return self._entries
 
     def advance(self) -> bool:
         """Move to the next entry; False after the last, once the rest of the stream has been taken."""
@@ -122,8 +118,8 @@ class TarReader:
                     self._end(bool(pax is not None or long_name or long_link))
                     return False
                 _check_sum(header, wanted)
-            self._entries += 1
-            if self._entries > self._limits.max_entries:
+            self._headers += 1
+            if self._headers > self._limits.max_entries:
                 raise LimitExceeded(
                     f"the archive has more than {self._limits.max_entries} entries",
                     next_step="raise the limit if you trust its publisher",
@@ -191,6 +187,7 @@ class TarReader:
         self.kind = kind
         if length > self._limits.max_bytes:
             raise LimitExceeded(f"{show(self.name)} claims {length} bytes")
+        self.entries += 1
         self.size = self._left = length
         self._padding = -length % BLOCK
         return True

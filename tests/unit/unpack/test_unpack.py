@@ -200,8 +200,9 @@ def test_pax_times_and_ids_and_sizes(dest: Destination) -> None:
 
 
 def test_global_pax_headers_are_ignored(dest: Destination) -> None:
-    dest.unpack(Tar().pax({b"comment": b"0123"}, kind=b"g").file(b"f", b"x"))
+    result = dest.unpack(Tar().pax({b"comment": b"0123"}, kind=b"g").file(b"f", b"x", pax={b"uid": b"1"}))
     assert dest.names() == {"f"}
+    assert result.entries == 1, "extended headers are no entries"
 
 
 def test_names_that_are_not_utf8_are_kept(dest: Destination) -> None:
