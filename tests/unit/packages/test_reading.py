@@ -116,9 +116,7 @@ def test_folded_text_keeps_its_value() -> None:
 def test_a_document_that_had_to_be_normalised_is_written_back_as_it_was() -> None:
     """Only an edit makes the normal form visible; a neighbour's edit does not."""
     odd = "kind: A\nmetadata: # kpt-merge: /a\n  name: a\n  annotations:\n"
-    odd += (
-        "    internal.kpt.dev/upstream-identifier: '|A|default|a'\ndata: {a: 1,  # why\n   b:   2}\n"
-    )
+    odd += "    internal.kpt.dev/upstream-identifier: '|A|default|a'\ndata: {a: 1,  # why\n   b:   2}\n"
     rest = "---\nkind: B\nmetadata:\n  name: b\nn: {}\n"
     merged = merge_file("a.yaml", odd + rest.format(1), odd + rest.format(1), odd + rest.format(2)).text
     assert merged is not None
