@@ -22,10 +22,11 @@ from typing import Final
 from unlade.errors import InvalidInput, StoreError
 from unlade.kernel import failpoints
 from unlade.kernel.beneath import open_beneath
-from unlade.kernel.files import exchange, remove_tree, rename_new, syncfs
+from unlade.kernel.files import exchange, remove_tree, rename_new
 from unlade.model import Deadline
 from unlade.mount import NoSuchSubPath
 from unlade.tree import merge_into
+from unlade.tree.sync import sync_tree
 from unlade.unpack import Unpacked
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -147,7 +148,7 @@ class OwnDirectory:
 
     def commit(self, sub_path: str) -> None:
         """Sync, then put the directory (or its sub-path) in place."""
-        syncfs(self._home)
+        sync_tree(self._home)
         failpoints.reach("deliver.directory.synced")
         with contextlib.ExitStack() as stack:
             holder, source = self._home, _ROOT

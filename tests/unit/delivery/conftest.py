@@ -17,6 +17,7 @@ from unlade.model import Descriptor, Digest
 from unlade.model.mediatypes import ANNOTATION_TITLE, OCI_LAYER_GZIP
 from unlade.registry import Registry, RegistryConfig, StaticCredentials
 from unlade.store import DirStore
+from unlade.tree.fsck import fsck
 
 ARTIFACT = "application/vnd.example.content.v1"
 
@@ -31,6 +32,7 @@ def fake() -> Iterator[FakeRegistry]:
 def store(tmp_path: Path) -> Iterator[DirStore]:
     with DirStore(tmp_path / "store") as opened:
         yield opened
+        assert fsck(opened) == [], "whatever was delivered or failed, the store is sound"
 
 
 @pytest.fixture
