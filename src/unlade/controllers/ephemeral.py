@@ -314,6 +314,10 @@ class EphemeralVolumes:
             if error.status != 409 or error.reason != "AlreadyExists":
                 if error.unanswered or error.wants_patience:
                     raise
+                # Admission speaks before existence does: with a cache that is behind, a quota refuses the
+                # claim that already counts against it.
+                if error.status == 403 and self._is_there(pod, name, path):
+                    return
                 raise ApiError(
                     f"create PVC {name}: {error}",
                     status=error.status,
@@ -325,6 +329,14 @@ class EphemeralVolumes:
             self._check_owner(pod, name, keep_claim(found))
         else:
             self._metrics.claims.labels("created").inc()
+
+    def _is_there(self, pod: Pod, name: str, path: str) -> bool:
+        try:
+            found = METADATA.decode(self._server.read("GET", f"{path}/{name}"))
+        except ApiError:
+            return False
+        self._check_owner(pod, name, keep_claim(found))
+        return True
 
     def _check_owner(self, pod: Pod, name: str, claim: Claim) -> None:
         if claim.controller_uid != pod.uid:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,20 @@ MODES = ("running", "restarted")
 CONFLICT = re.compile(
     r"ephemeral volume \S+: PVC NAMESPACE/\S+ was not created for pod NAMESPACE/\S+ \(pod is not owner\)"
 )
+CREATING = re.compile(r"ephemeral volume \S+: create PVC (\S+): ")
 LIMITS = (f"--kube-api-qps={QPS}", f"--kube-api-burst={BURST}")
+
+
+def settled(outcome: Any) -> list[Any]:
+    """The events, but those about creating a claim that is there: only a cache that lags behind says that.
+
+    The built-in controller says "already exists" of its own claims, now and then, after a restart.
+    """
+    return [
+        event
+        for event in outcome["events"]
+        if not ((tried := CREATING.match(event[-1])) and tried[1] in outcome["claims"])
+    ]
 
 
 @dataclass
@@ -104,7 +118,7 @@ def test_same_claims_and_equivalent_events(outcomes: dict[str, Both], mode: str,
             # whether a conflict is seen depends on the garbage collector; what is said about one does not
             assert all(CONFLICT.fullmatch(event[-1]) for event in mine["events"]), where
         else:
-            assert mine["events"] == theirs["events"], where
+            assert settled(mine) == settled(theirs), where
 
 
 def test_there_are_enough_scenarios_and_they_say_something(outcomes: dict[str, Both]) -> None:
