@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 from unlade.delivery.assembly import Assembly, Directory, Part, Target
 from unlade.errors import IntegrityError
+from unlade.kernel.files import write_all
 from unlade.model import Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.planning import Plan, Step
 from unlade.store import DirStore
@@ -156,7 +157,7 @@ class Builder:
         stopped = False
         try:
             with self._source(step, context) as source:
-                self._pump(step, source, functools.partial(_write_all, writing), context)
+                self._pump(step, source, functools.partial(write_all, writing), context)
         except BrokenPipeError:
             stopped = True  # the worker reads no more: its own error says why
         except BaseException:
@@ -188,7 +189,7 @@ class Builder:
         def write(data: memoryview) -> None:
             nonlocal checksum
             with explaining(f"write {step.path}"):
-                _write_all(fd, data)
+                write_all(fd, data)
             checksum = crc32(data, checksum)
 
         try:
@@ -264,11 +265,6 @@ def _beginning_with(
         write(data)
 
     return checked
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 class _File:

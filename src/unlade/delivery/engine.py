@@ -37,6 +37,7 @@ from unlade.delivery.request import (
 from unlade.delivery.sources import Found, Sources
 from unlade.delivery.stack import Layers
 from unlade.errors import IntegrityError, NothingProduced, StoreError
+from unlade.kernel.files import write_all
 from unlade.model import MAX_MANIFEST_BYTES, Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.mount import mount_layers
 from unlade.pack import write_tar
@@ -257,9 +258,7 @@ class Engine:
 
                 def write(data: memoryview) -> None:
                     nonlocal done
-                    view = data
-                    while view:
-                        view = view[os.write(ingest.fd, view) :]
+                    write_all(ingest.fd, data)
                     done += len(data)
                     tell("bytes", done)
 

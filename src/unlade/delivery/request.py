@@ -73,8 +73,7 @@ class Request:
     for in `referrer_from` when that is another repository. `reauthorize` asks the registry again, with
     these credentials, before cached content is handed out (V5): for callers that serve several tenants.
     `artifact_type` and `annotations` choose among the entries of an index (V11).
-    `setid` keeps set-id bits and capabilities of images in a directory of the caller's own; `whole_index`
-    keeps every platform in the store.
+    `setid` keeps set-id bits and capabilities of images in a directory of the caller's own.
     """
 
     references: tuple[Reference, ...]

@@ -63,6 +63,13 @@ def _renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) -
     return True
 
 
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write every byte; a short write is continued."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 def syncfs(fd: int) -> None:
     """Write the whole file system that holds `fd` to its disk; errors since it was opened are reported."""
     if libc.supported and hasattr(libc.library, "syncfs"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from unlade.errors import IntegrityError
 from unlade.kernel import failpoints
+from unlade.kernel.files import write_all
 from unlade.model import (
     MAX_MANIFEST_BYTES,
     Deadline,
@@ -27,7 +28,7 @@ from unlade.model import (
 )
 from unlade.store.content import BlobInfo
 from unlade.store.failure import explaining
-from unlade.store.layout import Layout, sync_directory, write_all
+from unlade.store.layout import Layout, sync_directory
 
 if TYPE_CHECKING:
     from hashlib import _Hash

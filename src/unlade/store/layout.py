@@ -26,6 +26,7 @@ from typing import Final
 
 from unlade.errors import StoreError
 from unlade.kernel import failpoints
+from unlade.kernel.files import write_all
 from unlade.model import Digest
 from unlade.store.failure import explaining
 
@@ -158,13 +159,6 @@ def replace_file(path: Path, data: bytes, *, temporary: Path) -> None:
         raise
     failpoints.reach("store.layout.file-renamed")
     sync_directory(path.parent)
-
-
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write every byte; a short write is continued."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def sync_directory(path: Path) -> None:

@@ -7,7 +7,7 @@ byte is still hashed once and written once, and memory stays bounded whatever th
 `pump` joins a source to a sink with reading, hashing and writing overlapped.
 
 Nothing that comes out of here is trusted until `Verifier.finish` has returned: callers stage, then commit.
-Cost: one request per cut or segment, one pass of the hash per byte, at most `_WINDOW_BYTES` of memory.
+Cost: one request per cut or segment, one pass of the hash per byte, and memory for one segment a connection.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from unlade.errors import UnsafeArchive
-from unlade.kernel.files import remove_tree
+from unlade.kernel.files import remove_tree, write_all
 from unlade.model import Deadline
 from unlade.tree.attributes import copy_attributes, is_opaque, is_whiteout
 from unlade.tree.merge import dangling
@@ -320,9 +320,7 @@ def _copy(found: _Found, target: int, name: bytes, deadline: Deadline) -> int:
             while chunk := os.read(source, _CHUNK):
                 deadline.check()
                 checksum = crc32(chunk, checksum)
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(copy, view) :]
+                write_all(copy, chunk)
             copy_attributes(source, copy, info)
         finally:
             os.close(copy)
