@@ -17,12 +17,13 @@ from pathlib import Path
 
 from rig import engines
 
-# Package prefix → the module with its official files, and the engine whose go.mod pins that module's version.
-OFFICIAL = {
+# Package prefix → the module with its official files, and the engines whose go.mod pin that module's version.
+OFFICIAL: dict[str, tuple[str, ...]] = {
     "runtime.v1": ("k8s.io/cri-api", "kubernetes"),
     "pluginregistration": ("k8s.io/kubelet", "kubernetes"),
-    # csi-sanity's is newer than the one inside Kubernetes, and it is what checks our driver.
-    "csi.v1": ("github.com/container-storage-interface/spec", "csi-sanity"),
+    # csi-sanity's is newer than the one inside Kubernetes, and it is what checks our driver; the kubelet
+    # still reads a volume's condition, whose number the newer one has reserved: a fact of either is a fact.
+    "csi.v1": ("github.com/container-storage-interface/spec", "csi-sanity", "kubernetes"),
     "containerd": ("github.com/containerd/containerd/api", "containerd"),
 }
 
@@ -259,10 +260,10 @@ def _said(fact: tuple[str, str, str] | None) -> str:
 
 def official_files(package: str) -> list[Path]:
     """The official files for a package of ours, at the versions the rig's engines are built with."""
-    for prefix, (module, engine) in OFFICIAL.items():
+    for prefix, (module, *pinned) in OFFICIAL.items():
         if package == prefix or package.startswith(f"{prefix}."):
-            source = engines.module_source(module, engine)
-            files = sorted(source.rglob("*.proto"))
+            sources = [engines.module_source(module, engine) for engine in pinned]
+            files = [path for source in sources for path in sorted(source.rglob("*.proto"))]
             # One package name has several versions side by side in some modules; the stable one counts.
             return [path for path in files if not re.search(r"/v\d+(alpha|beta)\d*/", str(path))]
     raise ProtoError(f"no official source is known for package {package!r}; add it to OFFICIAL in {__file__}")
