@@ -112,6 +112,8 @@ class Bars:
 
     def __call__(self, event: ProgressEvent, /) -> None:
         """Move a bar."""
+        if event.kind == "planned":
+            return
         with self._lock:
             if not self._started:
                 self._progress.start()

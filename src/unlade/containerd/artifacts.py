@@ -32,7 +32,7 @@ from unlade.model import Deadline, Digest, Platform, Reference
 from unlade.planning import Plan
 from unlade.registry import CredentialSource, Registry
 from unlade.store import Problem
-from unlade.transfer import Progress, silent
+from unlade.transfer import Progress, ProgressEvent, silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,10 @@ class Artifacts:
         engine = self._engine.using(registry=registry, trees=self._trees[target.snapshotter])
         request = _request(wanted, target, options)
         plan, found = engine.plan(request, deadline=deadline)
+        for layer in {
+            step.layer.digest: step.layer for step in plan.active() if step.content is None
+        }.values():
+            progress(ProgressEvent("planned", str(wanted), layer.digest, 0, layer.size))
         if plan.kind == "image" and options.plain:
             return None
         tree = engine.tree_key(plan)

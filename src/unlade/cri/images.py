@@ -26,10 +26,11 @@ from unlade.cri.api import images_pb2 as api
 from unlade.cri.credentials import from_auth
 from unlade.cri.observed import Metrics
 from unlade.cri.passthrough import Upstream, time_left
+from unlade.cri.pulls import Pull
 from unlade.errors import InvalidInput, RegistryError
 from unlade.model import Deadline, Reference
 from unlade.registry import CredentialSource
-from unlade.transfer import Progress, ProgressEvent
+from unlade.transfer import Progress
 
 _log = logging.getLogger(__name__)
 # containerd's CRI learns of new records by its own events: milliseconds, on a busy node a second or two.
@@ -90,18 +91,18 @@ class Images:
         self._is_image = is_image
         self._kinds: dict[str, Kind] = {}
 
-    def pull(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        """PullImage."""
+    def pull(self, raw: bytes, context: grpc.ServicerContext, pull: Pull) -> bytes:
+        """PullImage; `pull` is told its phases."""
         request = api.PullImageRequest.FromString(raw)
         spec = request.image
-        self._handlers.resolve(spec.runtime_handler)
+        pull.enter("resolve")
+        pull.handler = self._handlers.resolve(spec.runtime_handler).name
         options = _options(spec)
         try:
             reference = Reference.parse(spec.image)
         except InvalidInput:
-            return self._forward(raw, context)  # containerd says what is wrong with it
+            return self._forward(raw, context, pull)  # containerd says what is wrong with it
         deadline = _deadline(context)
-        watched = _Watched(self._metrics)
         try:
             made = self._artifacts.pull(
                 reference,
@@ -109,17 +110,18 @@ class Images:
                 credentials=from_auth(request.auth, reference),
                 options=options,
                 deadline=deadline,
-                progress=watched,
+                progress=pull,
             )
         except RegistryError as error:
-            if watched.content or not options.plain:
+            if pull.content or not options.plain:
                 raise
             _log.info("left to containerd, the registry cannot be asked: %s", error.message)
-            return self._pull_and_look(raw, context, error)
+            return self._pull_and_look(raw, context, pull, error)
         if made is None:
-            return self._forward(raw, context)
+            return self._forward(raw, context, pull)
         self._metrics.pulls.labels("cached" if made.cached else "artifact").inc()
         self._remember(made.id, "ours")
+        pull.enter("register")
         self._wait(made.id, present=True, seconds=_TAKE_UP, deadline=deadline)
         answer: bytes = api.PullImageResponse(image_ref=made.id).SerializeToString()
         return answer
@@ -169,14 +171,17 @@ class Images:
             return _absent()
         return answer
 
-    def _forward(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+    def _forward(self, raw: bytes, context: grpc.ServicerContext, pull: Pull) -> bytes:
+        pull.enter("containerd")
         answer = self._upstream.call("PullImage", raw, context)
         self._metrics.pulls.labels("image").inc()
         return answer
 
-    def _pull_and_look(self, raw: bytes, context: grpc.ServicerContext, error: RegistryError) -> bytes:
+    def _pull_and_look(
+        self, raw: bytes, context: grpc.ServicerContext, pull: Pull, error: RegistryError
+    ) -> bytes:
         """Let containerd pull what we could not resolve; raises `error` when it got no image."""
-        answer = self._forward(raw, context)
+        answer = self._forward(raw, context, pull)
         pulled = api.PullImageResponse.FromString(answer).image_ref
         image = self._look(pulled)
         if image is None or self._kind(image) != "neither":
@@ -215,19 +220,6 @@ class Images:
         if len(self._kinds) >= _REMEMBERED:
             self._kinds.clear()
         self._kinds[image] = kind
-
-
-class _Watched:
-    """Notes whether content was asked for: from then on it is known to be an artifact. Counts bytes."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.content = False
-        self._metrics = metrics
-
-    def __call__(self, event: ProgressEvent) -> None:
-        self.content = True
-        if event.kind == "done":
-            self._metrics.fetched.inc(event.total)
 
 
 def _options(spec: api.ImageSpec) -> PullOptions:

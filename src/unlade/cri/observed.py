@@ -7,15 +7,25 @@ per service, not the library's global one: a process may hold several services.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter as Counting
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from unlade.containerd import ArtifactImage
+from unlade.errors import UnladeError
+
 # From an answer of containerd's to a large model on a slow link.
 _SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+# Every handler's number is asked for in one look.
+_FRESH: Final = 5.0
 
 Check = Callable[[], str]
 
@@ -39,6 +49,14 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.phases = Histogram(
+            "unlade_node_pull_phase_seconds",
+            "Time of pulls by phase: wait, resolve, fetch (and unpack), commit, register; containerd (of an"
+            " image that is containerd's to pull)",
+            ["phase", "handler"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self.pulls = Counter(
             "unlade_node_pulls",
             "Pulls by what they came to: image (containerd's), artifact, cached (an artifact that was here)",
@@ -54,15 +72,54 @@ class Metrics:
         self._pulling = Gauge(
             "unlade_node_pulls_in_flight", "Pulls, running and waiting", ["state"], registry=self.registry
         )
+        self._images = Gauge(
+            "unlade_node_handler_images",
+            "Artifacts of each runtime handler other than the default",
+            ["handler"],
+            registry=self.registry,
+        )
 
     def watch_queue(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Read the queue of pulls whenever somebody looks."""
         self._pulling.labels("running").set_function(running)
         self._pulling.labels("waiting").set_function(waiting)
 
+    def watch_handlers(self, names: Iterable[str], count: Callable[[str], float]) -> None:
+        """Count the images of these handlers whenever somebody looks (R7)."""
+        for name in names:
+            self._images.labels(name).set_function(partial(count, name))
+
     def text(self) -> bytes:
         """The exposition format that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+
+class HandlerCounts:
+    """How many artifacts each handler has; containerd is asked every few seconds at most."""
+
+    def __init__(
+        self,
+        artifacts: Callable[[], Sequence[ArtifactImage]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._artifacts = artifacts
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until = -_FRESH
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, handler: str) -> float:
+        """The number for one handler; not a number while containerd does not tell."""
+        with self._lock:
+            if self._clock() >= self._until:
+                try:
+                    found = self._artifacts()
+                except UnladeError:
+                    return math.nan
+                self._counts = Counting(name for image in found for name in image.handlers)
+                self._until = self._clock() + _FRESH
+            return self._counts.get(handler, 0)
 
 
 class Window:

@@ -1,8 +1,9 @@
 """The server: a unix socket that the kubelet is told to use, and the threads behind it.
 
 Every call has a thread while it runs. Pulls may take minutes, so they have a queue of their own: at most
-`parallel` run at once, at most `waiting` more wait for their turn, and the threads of all of them together
-are fewer than the server has. So however many pulls there are, a thread is free for Status.
+`parallel` run at once, at most `per_registry` of them from one registry, at most `waiting` more wait for
+their turn, and the threads of all of them together are fewer than the server has. So however many pulls there
+are, a thread is free for Status, and a registry that hardly answers does not keep all turns (V20).
 
 The socket is made under another name and renamed into place, so that a kubelet that starts at the same
 moment finds either the old service or the new one; the kubelet exits when the socket is missing.
@@ -16,7 +17,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -25,8 +27,10 @@ from unlade.cri.api import images_pb2 as api
 from unlade.cri.images import Images
 from unlade.cri.observed import Metrics
 from unlade.cri.passthrough import IMAGE_SERVICE, MESSAGE_BYTES, Handler, Upstream, abort, passing
+from unlade.cri.pulls import Pulls
 from unlade.cri.statuses import message, status
-from unlade.errors import UnladeError
+from unlade.errors import InvalidInput, UnladeError
+from unlade.model import Reference
 
 _log = logging.getLogger(__name__)
 
@@ -34,15 +38,20 @@ _log = logging.getLogger(__name__)
 WAITING_PULLS: Final = 256
 # Calls that are no pulls, at once: a kubelet has a handful, `crictl` and we ourselves a few more.
 _OTHER_CALLS: Final = 64
+# Registries whose turns are counted; a node uses a handful.
+_REGISTRIES: Final = 1024
 # Only root may ask for images: whoever can, can fill the disk.
 _SOCKET_MODE: Final = 0o600
 
 
 class PullQueue:
-    """At most so many pulls at once, at most so many waiting; thread-safe."""
+    """At most so many pulls at once, in all and of one registry, at most so many waiting; thread-safe."""
 
-    def __init__(self, parallel: int, waiting: int = WAITING_PULLS) -> None:
+    def __init__(self, parallel: int, waiting: int = WAITING_PULLS, *, per_registry: int = 0) -> None:
+        """`per_registry` 0: as many as run at all."""
         self.capacity = parallel + waiting
+        self._per_registry = per_registry or parallel
+        self._registries: dict[str, threading.Semaphore] = {}
         self._turns = threading.Semaphore(parallel)
         self._admitted = threading.Semaphore(self.capacity)
         self._lock = threading.Lock()
@@ -50,7 +59,7 @@ class PullQueue:
         self.waiting = 0
 
     @contextmanager
-    def turn(self, context: grpc.ServicerContext) -> Iterator[None]:
+    def turn(self, context: grpc.ServicerContext, registry: str = "") -> Iterator[None]:
         """Wait for a turn as long as the caller does; ends the call when the queue is full."""
         if not self._admitted.acquire(blocking=False):
             context.abort(
@@ -58,23 +67,28 @@ class PullQueue:
                 f"{self.capacity} pulls are running or waiting on this node; the kubelet tries again",
             )
         try:
-            self._count(waiting=1)
-            try:
-                while not self._turns.acquire(timeout=1.0):
-                    if not context.is_active():
-                        context.abort(
-                            grpc.StatusCode.CANCELLED, "the caller gave up while waiting for its turn"
-                        )
-            finally:
-                self._count(waiting=-1)
-            try:
+            # The registry's turn comes first: who waits for it keeps nobody else from running.
+            with ExitStack() as turns:
+                self._count(waiting=1)
+                try:
+                    for semaphore in (self._of(registry), self._turns):
+                        _acquire(semaphore, context)
+                        turns.callback(semaphore.release)
+                finally:
+                    self._count(waiting=-1)
                 self._count(running=1)
+                turns.callback(self._count, running=-1)
                 yield
-            finally:
-                self._count(running=-1)
-                self._turns.release()
         finally:
             self._admitted.release()
+
+    def _of(self, registry: str) -> threading.Semaphore:
+        with self._lock:
+            if len(self._registries) >= _REGISTRIES and registry not in self._registries:
+                # Names come from pods. Whoever still waits for one that is forgotten is not lost, only
+                # counted apart from those to come.
+                self._registries.clear()
+            return self._registries.setdefault(registry, threading.Semaphore(self._per_registry))
 
     def _count(self, *, running: int = 0, waiting: int = 0) -> None:
         with self._lock:
@@ -82,14 +96,29 @@ class PullQueue:
             self.waiting += waiting
 
 
+def _acquire(semaphore: threading.Semaphore, context: grpc.ServicerContext) -> None:
+    while not semaphore.acquire(timeout=1.0):
+        if not context.is_active():
+            context.abort(grpc.StatusCode.CANCELLED, "the caller gave up while waiting for its turn")
+
+
 class ImageServer:
     """Serves the image service on a socket; `close` lets running calls end within a grace."""
 
     def __init__(
-        self, socket: str, upstream: Upstream, images: Images, metrics: Metrics, *, parallel_pulls: int = 8
+        self,
+        socket: str,
+        upstream: Upstream,
+        images: Images,
+        metrics: Metrics,
+        *,
+        watched: Pulls | None = None,
+        parallel_pulls: int = 8,
+        parallel_pulls_per_registry: int = 0,
     ) -> None:
         self._socket = socket
-        self.pulls = PullQueue(parallel_pulls)
+        self.pulls = PullQueue(parallel_pulls, per_registry=parallel_pulls_per_registry)
+        self._watched = watched or Pulls(metrics)
         self._images = images
         self._metrics = metrics
         metrics.watch_queue(lambda: self.pulls.running, lambda: self.pulls.waiting)
@@ -112,10 +141,10 @@ class ImageServer:
         """PullImage, in its turn."""
         about = _about(request)
         came = time.monotonic()
-        with self.pulls.turn(context):
+        with self._watched.begin(request) as pull, self.pulls.turn(context, _registry(pull.reference)):
             began = time.monotonic()
             self._metrics.waits.observe(began - came)
-            answer = self._answer("PullImage", self._images.pull, request, context, about)
+            answer = self._answer("PullImage", partial(self._images.pull, pull=pull), request, context, about)
         seconds = round(time.monotonic() - began, 3)
         _log.info("pulled", extra={"about": {**about, "seconds": seconds}})
         return answer
@@ -168,6 +197,13 @@ class ImageServer:
     def close(self, grace: float = 5.0) -> None:
         """Take no more calls, give running ones their grace; the socket stays for who comes next."""
         self._server.stop(grace).wait()
+
+
+def _registry(reference: str) -> str:
+    try:
+        return Reference.parse(reference).registry
+    except InvalidInput:
+        return ""  # refused soon, by containerd
 
 
 def _about(request: bytes) -> dict[str, Any]:

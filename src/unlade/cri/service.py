@@ -19,10 +19,12 @@ from typing import Final, Self
 import grpc
 
 from unlade.containerd import Artifacts, Containerd, ContainerdStore, Handler
+from unlade.containerd.ingests import ingested
 from unlade.cri.images import Images
-from unlade.cri.observed import Metrics
+from unlade.cri.observed import HandlerCounts, Metrics
 from unlade.cri.passthrough import Upstream, connect
 from unlade.cri.pulled import is_image
+from unlade.cri.pulls import Pulls
 from unlade.cri.runtime import discover
 from unlade.cri.server import ImageServer
 from unlade.registry import CredentialSource, DockerConfigCredentials, Registry, RegistryConfig
@@ -42,6 +44,7 @@ class NodeConfig:
     containerd: str = "/run/containerd/containerd.sock"
     state: Path = Path("/run/unlade")
     parallel_pulls: int = 8
+    parallel_pulls_per_registry: int = 0  # 0: as many as run at all
     handlers: tuple[Handler, ...] = ()
     registry: RegistryConfig = field(default_factory=RegistryConfig.system)
     credentials: CredentialSource = field(default_factory=DockerConfigCredentials)
@@ -56,6 +59,7 @@ class NodeService:
         self._server: ImageServer | None = None
         self._upstream: Upstream | None = None
         self.metrics = Metrics()
+        self.pulls = Pulls(self.metrics)
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,6 +119,15 @@ class NodeService:
         looks = partial(is_image, ContainerdStore(containerd))
         images = Images(upstream, artifacts, handlers, self.metrics, is_image=looks)
         self._upstream = upstream
+        self.pulls.ingested = partial(ingested, containerd)
+        others = [name for name in handlers.known if name != handlers.default]
+        self.metrics.watch_handlers(others, HandlerCounts(artifacts.list))
         return ImageServer(
-            config.socket, upstream, images, self.metrics, parallel_pulls=config.parallel_pulls
+            config.socket,
+            upstream,
+            images,
+            self.metrics,
+            watched=self.pulls,
+            parallel_pulls=config.parallel_pulls,
+            parallel_pulls_per_registry=config.parallel_pulls_per_registry,
         )

@@ -15,9 +15,12 @@ from unlade.model import Digest
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """One step of one blob: `done` of `total` bytes of `digest`, for `reference`."""
+    """One step of one blob: `done` of `total` bytes of `digest`, for `reference`.
 
-    kind: Literal["start", "bytes", "resumed", "present", "done", "failed"]
+    `planned`: it will be needed; whether it is there already has yet to be seen. Not every caller tells it.
+    """
+
+    kind: Literal["planned", "start", "bytes", "resumed", "present", "done", "failed"]
     reference: str
     digest: Digest
     done: int
