@@ -13,6 +13,7 @@ from unlade.store.gc import GCReport, collect, remove_image
 from unlade.store.images import ImageRecord, ImageSize, IncompleteContent
 from unlade.store.leases import LeaseEnded, LeaseInfo
 from unlade.store.mounts import MountRecord
+from unlade.store.upkeep import Tidied, Upkeep, Usage
 
 __all__ = [
     "BlobInfo",
@@ -32,6 +33,9 @@ __all__ = [
     "PipelinedIngest",
     "Problem",
     "StoreFailure",
+    "Tidied",
+    "Upkeep",
+    "Usage",
     "collect",
     "remove_image",
 ]
