@@ -48,11 +48,12 @@ class Client:
         handler: str = "",
         annotations: Mapping[str, str] | None = None,
         auth: api.AuthConfig | None = None,
+        seconds: float = 120,
     ) -> str:
         """PullImage; the ID."""
         spec = api.ImageSpec(image=image, runtime_handler=handler, annotations=dict(annotations or {}))
         request = api.PullImageRequest(image=spec, auth=auth)
-        return self.call("PullImage", request, api.PullImageResponse, seconds=120).image_ref
+        return self.call("PullImage", request, api.PullImageResponse, seconds=seconds).image_ref
 
     def remove(self, image: str, handler: str = "") -> None:
         """RemoveImage."""

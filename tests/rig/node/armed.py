@@ -1,0 +1,48 @@
+"""`unlade` with failpoints that are armed while it runs: kills itself at the n-th durable step from then on.
+
+    python -m tests.rig.node.armed node serve …
+
+A file that UNLADE_ARMED names holds the number; while it is not there nothing is counted. Steps that were
+reached are appended to the same path with `.trace`. So one life of the service first does again what the
+life before it was killed at, unharmed, and is then killed at a step of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from unlade.cli import main
+from unlade.kernel import failpoints
+
+VARIABLE = "UNLADE_ARMED"
+
+
+class Armed:
+    """Counts the steps since the file appeared."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._reached = 0
+
+    def reach(self, name: str) -> None:
+        """Stands in for `failpoints.reach`."""
+        with self._lock:
+            try:
+                with open(self._path, encoding="ascii") as file:
+                    last = int(file.read())
+            except FileNotFoundError:
+                self._reached = 0
+                return
+            self._reached += 1
+            with open(f"{self._path}.trace", "a", encoding="ascii") as trace:
+                trace.write(f"{name}\n")
+            if self._reached == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    failpoints.reach = Armed(os.environ[VARIABLE]).reach
+    main()
