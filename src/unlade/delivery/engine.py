@@ -106,10 +106,25 @@ class Engine:
         if self._owns_workers:
             self._workers.close()
 
-    def plan(self, request: Request, *, deadline: Deadline | None = None) -> tuple[Plan, tuple[Found, ...]]:
-        """What the request would become, before content is fetched where the format allows (V16)."""
+    def find(self, request: Request, *, deadline: Deadline | None = None) -> tuple[Found, ...]:
+        """The manifests that the request means; nothing of them is looked into."""
         deadline = deadline or Deadline.never()
-        found = tuple(self._sources.find(ref, request, deadline=deadline) for ref in request.references)
+        return tuple(self._sources.find(ref, request, deadline=deadline) for ref in request.references)
+
+    def plan(
+        self,
+        request: Request,
+        *,
+        found: tuple[Found, ...] | None = None,
+        deadline: Deadline | None = None,
+    ) -> tuple[Plan, tuple[Found, ...]]:
+        """What the request would become, before content is fetched where the format allows (V16).
+
+        What `find` gave for it is not asked for again.
+        """
+        deadline = deadline or Deadline.never()
+        if found is None:
+            found = self.find(request, deadline=deadline)
         return self._plan(found, request, deadline), found
 
     def prove(
@@ -165,8 +180,16 @@ class Engine:
             tree, cached = self._tree(plan, found, request, lease, context)
             if request.reauthorize:
                 self._entitle(plan, found, context)
-            if len(found) == 1:
-                self._record(found[0], request, lease, context, tree=tree.key, content=request.keep_blobs)
+            for one in found:
+                self._record(
+                    one,
+                    request,
+                    lease,
+                    context,
+                    tree=tree.key,
+                    content=request.keep_blobs,
+                    part=len(found) > 1,
+                )
             if isinstance(destination, AsTree):
                 return _as_tree(plan, found, tree, cached=cached)
             path = self._mount(tree, request, destination)
@@ -347,11 +370,14 @@ class Engine:
         *,
         tree: Digest | None,
         content: bool,
+        part: bool = False,
     ) -> None:
+        """Write down what a reference means; as a `part` of a merged tree, a tree of its own goes before."""
         store = self._need_store()
         reference = str(found.reference)
         known = store.images.get(reference, request.handler)
-        if known and (known.manifest.digest, known.tree) == (found.descriptor.digest, tree) and not content:
+        same = known is not None and known.manifest.digest == found.descriptor.digest and not content
+        if same and known is not None and (known.tree == tree or (part and known.tree is not None)):
             store.images.touch(reference, request.handler)
             return
         store.put(found.descriptor, found.raw, lease=lease)

@@ -38,7 +38,7 @@ from unlade.registry.errors import (
     WrongContent,
     WrongSubject,
 )
-from unlade.registry.providers import KubeletProviderCredentials
+from unlade.registry.providers import KubeletProviderCredentials, ServiceAccount
 from unlade.registry.referrers import check_subject
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "RegistryConfig",
     "Resolved",
     "ResponseTooLarge",
+    "ServiceAccount",
     "StaticCredentials",
     "TLSFailure",
     "TooManyPages",

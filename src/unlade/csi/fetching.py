@@ -1,0 +1,225 @@
+"""Fetching for volumes: work that outlives the call that asked for it, a bounded number at once.
+
+The kubelet waits two minutes for NodePublishVolume and a large model takes longer. So the work of one volume
+is a job of its own: a call waits for it as long as it may, and when time is up says how far the job is; the
+kubelet's next call finds it further on, or done. A job ends when it is done, when its volume is unpublished,
+or when nobody has asked for it in ten minutes.
+
+At most `parallel` jobs fetch at once; others wait for their turn. One that finds its tree in the store needs
+no turn, and jobs for one tree share the turn of the first: fifty pods of one new model cost one download and
+one place in the queue. What the first fetched is handed to the others only by their own credentials (V5).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from unlade.csi.observed import Metrics
+from unlade.csi.statuses import Busy
+from unlade.delivery import Delivered, Engine, Request
+from unlade.errors import DeadlineExceeded, UnladeError
+from unlade.model import Deadline, Digest
+from unlade.transfer import ProgressEvent
+from unlade.tree import DirTrees
+
+_log = logging.getLogger(__name__)
+
+# The kubelet's longest pause between two tries is two minutes, and a call of its lasts as long.
+_ABANDONED: Final = 600.0
+# A node has at most a few hundred pods; beyond this something is wrong and memory is worth more.
+WAITING: Final = 512
+# How often a waiter looks whether its caller is still there, or its work was cancelled.
+_LOOK: Final = 0.5
+# Of a call's time, kept for saying how far the job is.
+_ANSWER_SHARE: Final = 0.1
+_ANSWER_MOST: Final = 2.0
+
+Alive = Callable[[], bool]
+
+
+class StillFetching(DeadlineExceeded):
+    """The call's time is over and the job goes on."""
+
+    code = "still-fetching"
+
+
+class Job:
+    """The work for one volume."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.deadline = Deadline.never()
+        self.done = threading.Event()
+        self.asked = time.monotonic()
+        self.delivered: Delivered | None = None
+        self.error: UnladeError | Exception | None = None
+        self.total = 0
+        self.began = time.monotonic()
+        self._bytes: dict[Digest, int] = {}
+
+    def watch(self, event: ProgressEvent) -> None:
+        """Follow the progress; ends the work when nobody has asked for it in a long time."""
+        self._bytes[event.digest] = event.done
+        if time.monotonic() - self.asked > _ABANDONED:
+            self.deadline.cancel()
+
+    def still(self) -> StillFetching:
+        """How far it is."""
+        done = sum(self._bytes.copy().values())
+        seconds = round(time.monotonic() - self.began)
+        how_far = f"{_size(done)} of {_size(self.total)}" if done else "waiting for its turn or the registry"
+        return StillFetching(
+            f"still fetching {self.what}: {how_far} after {seconds} s",
+            next_step="nothing: it goes on, and the kubelet asks again",
+        )
+
+
+class Fetches:
+    """All jobs of one driver; thread-safe."""
+
+    def __init__(self, trees: DirTrees, metrics: Metrics, *, parallel: int, waiting: int = WAITING) -> None:
+        self.capacity = parallel + waiting
+        self._trees = trees
+        self._metrics = metrics
+        self._turns = threading.Semaphore(parallel)
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._leading: dict[Digest, threading.Event] = {}
+        self._running = 0
+        metrics.watch_fetches(lambda: self._running, lambda: len(self._jobs) - self._running)
+
+    def ask(
+        self, key: str, what: str, work: Callable[[Job], Delivered], *, seconds: float | None, alive: Alive
+    ) -> Delivered:
+        """The result of a volume's job, begun if there is none; raises its error, or StillFetching."""
+        began = time.monotonic()
+        job = self._job(key, what, work)
+        limit = None if seconds is None else seconds - min(_ANSWER_MOST, seconds * _ANSWER_SHARE)
+        while not job.done.wait(_LOOK if limit is None else min(_LOOK, max(0.0, limit))):
+            job.asked = time.monotonic()
+            if limit is not None and job.asked - began >= limit:
+                raise job.still()
+            if not alive():
+                raise job.still()
+        with self._lock:
+            if self._jobs.get(key) is job:
+                del self._jobs[key]
+        if job.error is not None:
+            raise job.error
+        assert job.delivered is not None
+        return job.delivered
+
+    def cancel(self, key: str) -> None:
+        """End a volume's job, if there is one; returns when it has ended."""
+        with self._lock:
+            job = self._jobs.pop(key, None)
+        if job is not None:
+            job.deadline.cancel()
+            job.done.wait()
+
+    def close(self) -> None:
+        """End all jobs."""
+        with self._lock:
+            jobs, self._jobs = list(self._jobs.values()), {}
+        for job in jobs:
+            job.deadline.cancel()
+        for job in jobs:
+            job.done.wait(10.0)
+
+    def fetch(self, engine: Engine, request: Request, job: Job) -> Delivered:
+        """Deliver a request as a job: in its turn if it has to fetch, at once if not."""
+        plan, found = engine.plan(request, deadline=job.deadline)
+        job.total = sum(step.layer.size for step in plan.active())
+        key = engine.tree_key(plan)
+        while self._trees.find(key) is None:
+            with self._leads(key, job.deadline) as first:
+                if not first:
+                    continue
+                began = time.monotonic()
+                with self._turn(job.deadline):
+                    self._metrics.waits.observe(time.monotonic() - began)
+                    delivered = engine.carry_out(
+                        plan, found, request, deadline=job.deadline, progress=job.watch
+                    )
+                self._metrics.fetched.inc(job.total)
+                return delivered
+        return engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)
+
+    def _job(self, key: str, what: str, work: Callable[[Job], Delivered]) -> Job:
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is not None:
+                job.asked = time.monotonic()
+                return job
+            self._forget_old()
+            if len(self._jobs) >= self.capacity:
+                raise Busy(
+                    f"{len(self._jobs)} volumes are being fetched or wait for it on this node",
+                    next_step="nothing: the kubelet asks again",
+                )
+            job = self._jobs[key] = Job(what)
+        threading.Thread(target=self._run, args=(job, work), name=f"fetch {key}", daemon=True).start()
+        return job
+
+    def _forget_old(self) -> None:
+        """Results that nobody came for: what was fetched is in the store, an error is in the log."""
+        now = time.monotonic()
+        for key, job in list(self._jobs.items()):
+            if job.done.is_set() and now - job.asked > _ABANDONED:
+                del self._jobs[key]
+
+    def _run(self, job: Job, work: Callable[[Job], Delivered]) -> None:
+        try:
+            job.delivered = work(job)
+        except UnladeError as error:
+            job.error = error
+        except Exception as error:
+            _log.exception("fetching %s", job.what)
+            job.error = error
+        finally:
+            job.done.set()
+
+    @contextmanager
+    def _leads(self, key: Digest, deadline: Deadline) -> Iterator[bool]:
+        """Whether this job is the one to make a tree; if not, returns after the one that does has ended."""
+        with self._lock:
+            other = self._leading.get(key)
+            if other is None:
+                mine = self._leading[key] = threading.Event()
+        if other is not None:
+            while not other.wait(_LOOK):
+                deadline.check()
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with self._lock:
+                del self._leading[key]
+            mine.set()
+
+    @contextmanager
+    def _turn(self, deadline: Deadline) -> Iterator[None]:
+        while not self._turns.acquire(timeout=_LOOK):
+            deadline.check()
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._turns.release()
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
