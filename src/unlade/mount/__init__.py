@@ -1,7 +1,7 @@
 """From a tree to a mounted directory: bind or overlay, flags, and the mount table."""
 
-from unlade.mount.attach import MAX_LAYERS, MountOptions, NoSuchSubPath, mount_layers, unmount
-from unlade.mount.table import MountPoint, find, read_table
+from unlade.mount.attach import MAX_LAYERS, MountOptions, NoSuchSubPath, mount_layers, unmount, unpublish
+from unlade.mount.table import MountPoint, find, is_mount_point, read_table
 
 __all__ = [
     "MAX_LAYERS",
@@ -9,7 +9,9 @@ __all__ = [
     "MountPoint",
     "NoSuchSubPath",
     "find",
+    "is_mount_point",
     "mount_layers",
     "read_table",
     "unmount",
+    "unpublish",
 ]

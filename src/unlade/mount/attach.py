@@ -4,12 +4,13 @@ Always `ro,nosuid,nodev`; `noexec` unless the caller asks for `exec` (V8). What 
 detached and attached by one call, so nobody sees a mount without its flags. A sub-path is resolved
 beneath the tree by descriptor, so no link in the content can name a place outside (V10). An SELinux
 `context` cannot ride on a bind mount, so a labelled publish is an overlay of its own (V9). Called by
-`deliver` and, later, by the CSI face.
+`deliver` and by the CSI face.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unlade.errors import InvalidInput, MountError
-from unlade.kernel import mounts
+from unlade.kernel import failpoints, mounts
 from unlade.kernel.beneath import open_beneath
 from unlade.mount import table
 
@@ -34,17 +35,28 @@ class NoSuchSubPath(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """How a tree appears: `executable` lifts noexec, `context` is an SELinux label, `sub_path` a part."""
+    """How a tree appears: `executable` lifts noexec, `context` is an SELinux label, `sub_path` a part.
+
+    `empty` names an empty directory that stays, for the overlay of a single one; else one is made for it.
+    """
 
     executable: bool = False
     context: str = ""
     sub_path: str = ""
+    empty: str = ""
 
 
-def mount_layers(layers: Sequence[str], target: str, options: MountOptions = MountOptions()) -> None:  # noqa: B008 - frozen
+def mount_layers(
+    layers: Sequence[str],
+    target: str,
+    options: MountOptions = MountOptions(),  # noqa: B008 - frozen
+    *,
+    make_target: bool = False,
+) -> None:
     """Mount directories, lowest first, read-only at target, which must exist; raises MountError.
 
-    Atomic: the target either shows the whole content with every flag, or what it showed before.
+    Atomic: the target either shows the whole content with every flag, or what it showed before. With
+    `make_target` the target is made, as a directory or an empty file, whichever the content is.
     """
     mounts.require()
     if not layers:
@@ -66,12 +78,16 @@ def mount_layers(layers: Sequence[str], target: str, options: MountOptions = Mou
                 source = _opened(stack, _sub_path(source, options.sub_path))
             detached = _opened(stack, mounts.clone(source, attributes))
         else:
-            detached = _opened(stack, _overlay(stack, layers, attributes, options.context))
+            detached = _opened(stack, _overlay(stack, layers, attributes, options))
             if options.sub_path:
                 detached = stack.enter_context(_part_of(detached, options.sub_path, attributes))
+        if make_target:
+            _make_target(target, directory=stat.S_ISDIR(os.fstat(detached).st_mode))
+            failpoints.reach("mount.target.made")
         target_fd = _opened(stack, _open_target(target))
         _same_kind(detached, target_fd, target)
         mounts.attach(detached, target_fd)
+        failpoints.reach("mount.attached")
 
 
 def unmount(target: str, *, lazy: bool = False) -> None:
@@ -83,18 +99,93 @@ def unmount(target: str, *, lazy: bool = False) -> None:
     mounts.detach(os.fsdecode(path), lazy=lazy)
 
 
-def _overlay(stack: contextlib.ExitStack, layers: Sequence[str], attributes: int, context: str) -> int:
+def unpublish(target: str) -> None:
+    """Take away every mount at target, and the target itself; idempotent. Raises MountError.
+
+    A mount that is still in use is detached: it vanishes here at once, and for its users when they end.
+    What is in the target without being mounted there is not ours: it is left.
+    """
+    while table.is_mount_point(target):
+        try:
+            mounts.detach(target, lazy=False)
+        except MountError:
+            if table.is_mount_point(target):
+                mounts.detach(target, lazy=True)
+        failpoints.reach("mount.detached")
+    try:
+        _remove_target(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise MountError(
+                f"remove {target}: {error.strerror}", next_step="look at what is there"
+            ) from error
+    failpoints.reach("mount.target.removed")
+
+
+def _remove_target(target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.rmdir(target)
+        except NotADirectoryError:
+            if os.lstat(target).st_size == 0:
+                os.unlink(target)
+
+
+def _make_target(target: str, *, directory: bool) -> None:
+    """Make the mount point, in the place of an empty one of the other kind."""
+    for _ in range(2):
+        try:
+            if directory:
+                os.mkdir(target, 0o750)
+            else:
+                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+            return
+        except FileExistsError:
+            if stat.S_ISDIR(os.lstat(target).st_mode) == directory:
+                return
+            with contextlib.suppress(OSError):
+                _remove_target(target)
+        except OSError as error:
+            raise MountError(
+                f"make the mount point {target}: {error.strerror}",
+                next_step="its parent directory must exist",
+            ) from error
+
+
+def _overlay(
+    stack: contextlib.ExitStack, layers: Sequence[str], attributes: int, options: MountOptions
+) -> int:
     lower = list(reversed(layers))
     if len(lower) == 1:
         # A read-only overlay of a single directory is refused by the kernel: an empty one goes below.
-        empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="unlade-empty-"))
-        lower.append(empty)
-    return mounts.overlay(lower, attributes, context=context)
+        empty = options.empty
+        lower.append(empty or stack.enter_context(tempfile.TemporaryDirectory(prefix="unlade-empty-")))
+    return mounts.overlay(lower, attributes, context=options.context)
 
 
 @contextlib.contextmanager
 def _part_of(detached: int, sub_path: str, attributes: int) -> Iterator[int]:
-    # Cloning out of a detached mount needs Linux 6.15; attached at a private place it works on all.
+    try:
+        cloned = _cloned_part(detached, sub_path, attributes)
+    except MountError:
+        # Cloning out of a detached mount needs Linux 6.15; attached at a private place it works on all,
+        # but a crash in between leaves the private mount behind.
+        cloned = _cloned_privately(detached, sub_path, attributes)
+    try:
+        yield cloned
+    finally:
+        os.close(cloned)
+
+
+def _cloned_part(root: int, sub_path: str, attributes: int) -> int:
+    part = _sub_path(root, sub_path)
+    try:
+        return mounts.clone(part, attributes)
+    finally:
+        os.close(part)
+
+
+def _cloned_privately(detached: int, sub_path: str, attributes: int) -> int:
     with tempfile.TemporaryDirectory(prefix="unlade-mount-") as private:
         private_fd = os.open(private, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -104,19 +195,11 @@ def _part_of(detached: int, sub_path: str, attributes: int) -> Iterator[int]:
         try:
             root = os.open(private, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                part = _sub_path(root, sub_path)
+                return _cloned_part(root, sub_path, attributes)
             finally:
                 os.close(root)
-            try:
-                cloned = mounts.clone(part, attributes)
-            finally:
-                os.close(part)
         finally:
             mounts.detach(private, lazy=True)
-    try:
-        yield cloned
-    finally:
-        os.close(cloned)
 
 
 def _sub_path(root: int, sub_path: str) -> int:

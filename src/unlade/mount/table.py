@@ -6,6 +6,7 @@ Reading costs one pass over the table: linear in the number of mounts of this na
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -55,6 +56,30 @@ def find(path: bytes) -> MountPoint | None:
     """The topmost mount exactly at this path."""
     found = [entry for entry in read_table() if entry.path == path]
     return found[-1] if found else None
+
+
+def is_mount_point(path: str) -> bool:
+    """Whether something is mounted exactly here; a missing path, or a link, is none.
+
+    Asked of two descriptors, so the size of the table is no matter.
+    """
+    try:
+        here = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        above = os.open(os.path.dirname(os.path.abspath(path)), os.O_PATH | os.O_CLOEXEC)
+        try:
+            return _mount_id(here) != _mount_id(above)
+        finally:
+            os.close(above)
+    finally:
+        os.close(here)
+
+
+def _mount_id(descriptor: int) -> int:
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as info:
+        return next(int(line[7:]) for line in info if line.startswith(b"mnt_id:"))
 
 
 def _unescape(field: bytes) -> bytes:
