@@ -134,8 +134,15 @@ class Recorder:
 
     def warn(self, subject: Subject, reason: str, message: str) -> None:
         """Says that something is wrong with an object; returns at once."""
+        self._queue(Note(subject, "Warning", reason, message))
+
+    def inform(self, subject: Subject, reason: str, message: str) -> None:
+        """Says that something happened to an object; returns at once."""
+        self._queue(Note(subject, "Normal", reason, message))
+
+    def _queue(self, note: Note) -> None:
         try:
-            self._pending.put_nowait(Note(subject, "Warning", reason, message))
+            self._pending.put_nowait(note)
         except queue.Full:
             self._count("dropped")
 

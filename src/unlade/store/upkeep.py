@@ -185,10 +185,11 @@ class Upkeep:
         return True
 
     def _refresh_used(self) -> None:
-        """What is mounted is in use now, however long ago it was asked for."""
-        mounted = {record.tree for record in self._store.mounts.all()}
-        for record in self._store.images.all() if mounted else ():
-            if record.tree in mounted:
+        """What is mounted or leased is in use now, however long ago it was asked for."""
+        with self._store.database.read() as connection:
+            used = {child[2:] for (child,) in connection.execute(_USED)}
+        for record in self._store.images.all() if used else ():
+            if str(record.tree) in used:
                 self._store.images.touch(record.reference, record.handler)
 
     def _statvfs(self) -> Usage:
@@ -209,6 +210,7 @@ class Upkeep:
 
 # A record's own edge keeps its tree, too; a stack keeps its layers, and is held itself where it is used.
 _HOLDERS: Final = "SELECT parent FROM edges WHERE child = ?"
+_USED: Final = "SELECT child FROM edges WHERE parent BETWEEN 'l:' AND 'l;' OR parent BETWEEN 'm:' AND 'm;'"
 
 
 def _in_use(parents: Iterator[tuple[str]]) -> bool:

@@ -127,14 +127,20 @@ def test_what_is_in_use_stays_even_when_the_disk_is_full(store: DirStore) -> Non
     assert upkeep.tidy() is None  # 60 % are used, below the upper mark, and nothing more could go
 
 
-def test_what_is_mounted_counts_as_used_now(store: DirStore) -> None:
+@pytest.mark.parametrize("how", ["mount", "lease"])
+def test_what_is_in_use_counts_as_used_now(store: DirStore, how: str) -> None:
     trees = [bring(store, number, 100) for number in range(3)]
     for number in range(3):
         aged(store, number, number)
-    with store.mounts.mounting(b"/mnt", trees[0].key):
-        pass
+    lease = store.leases.keep("csi:volume", "a pod", ttl=1000)
+    if how == "lease":
+        assert lease.hold_tree(trees[0].key)
+    else:
+        with store.mounts.mounting(b"/mnt", trees[0].key):
+            pass
     upkeep = kept(store, 10_000)
     assert upkeep.tidy() is None
+    lease.release()
     store.mounts.remove(b"/mnt")
     upkeep = Upkeep(store, mounted=list, usage=Disk(store, 350), high=80, low=35)
     assert upkeep.tidy()
