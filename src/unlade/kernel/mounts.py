@@ -2,7 +2,8 @@
 
 The new interface is used because `mount(2)` takes one page of options, which sixty overlay layers
 outgrow, and because it works on descriptors: what was checked is what is mounted. Only `unlade.mount`
-calls this. Linux only; on other systems every call raises MountError.
+and, for the file systems of writable volumes, `unlade.csi.writable` call this. Linux only; on other
+systems every call raises MountError.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import errno
 import os
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from unlade.errors import MountError
@@ -95,15 +98,27 @@ def failure(what: str, code: int, detail: str = "") -> MountError:
     return MountError(f"{what}: {os.strerror(code)}{suffix}", next_step=steps.get(code, ""))
 
 
-def overlay(lower: list[str], attributes: int, *, context: str = "") -> int:
-    """A detached read-only overlay of directories, topmost first; returns its descriptor, caller closes.
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """What makes an overlay writable: both directories are on one file system, and empty at first."""
 
-    Each directory is given by a call of its own (`lowerdir+`, Linux 6.5), so neither their number nor the
-    length of their names has a page's limit; older kernels get the joined option and its limit.
+    directory: str
+    work: str
+
+
+def overlay(
+    lower: list[str], attributes: int, *, context: str = "", upper: Upper | None = None, source: str = ""
+) -> int:
+    """A detached overlay of directories, topmost first; returns its descriptor, caller closes.
+
+    Read-only without `upper`. `source` is what the mount table shows as its source. Each directory is
+    given by a call of its own (`lowerdir+`, Linux 6.5), so neither their number nor the length of their
+    names has a page's limit; older kernels get the joined option and its limit.
     """
     fs = _call("fsopen overlay", _FSOPEN, ctypes.c_char_p(b"overlay"), ctypes.c_uint(_FSOPEN_CLOEXEC))
     try:
-        _set_flag(fs, "ro")
+        if source:
+            _set_string(fs, "source", source)
         if context:
             _set_string(fs, "context", context)
         try:
@@ -112,20 +127,58 @@ def overlay(lower: list[str], attributes: int, *, context: str = "") -> int:
         except MountError:
             joined = ":".join(directory.replace("\\", "\\\\").replace(":", "\\:") for directory in lower)
             _set_string(fs, "lowerdir", joined)
-        _config(fs, _FSCONFIG_CMD_CREATE, None, None)
-        return _call(
-            "fsmount overlay",
-            _FSMOUNT,
-            ctypes.c_int(fs),
-            ctypes.c_uint(_FSMOUNT_CLOEXEC),
-            ctypes.c_uint(attributes),
-        )
+        if upper is None:
+            _set_flag(fs, "ro")
+        else:
+            _set_string(fs, "upperdir", upper.directory)
+            _set_string(fs, "workdir", upper.work)
+            # A change of owner or mode must not copy a file's content up; metacopy needs redirects.
+            _set_string(fs, "redirect_dir", "on")
+            _set_string(fs, "metacopy", "on")
+            # The index ties the upper directory to the lower one's inodes, which a tree that was fetched
+            # again does not have; what it gives in return (unbroken hard links) is not worth the volume.
+            _set_string(fs, "index", "off")
+        return _create(fs, "overlay", attributes)
     finally:
         os.close(fs)
 
 
-def clone(directory: int, attributes: int) -> int:
-    """A detached bind mount of what the descriptor names, with these attributes; caller closes."""
+def block_device(
+    device: str, file_system: str, attributes: int, *, options: Sequence[str] = (), readonly: bool = False
+) -> int:
+    """A detached mount of the file system on a device; returns its descriptor, caller closes.
+
+    A device that is mounted already gives one more mount of the same, live file system.
+    """
+    name = file_system.encode()
+    fs = _call(f"fsopen {file_system}", _FSOPEN, ctypes.c_char_p(name), ctypes.c_uint(_FSOPEN_CLOEXEC))
+    try:
+        _set_string(fs, "source", device)
+        if readonly:
+            _set_flag(fs, "ro")
+        for option in options:
+            _set_flag(fs, option)
+        return _create(fs, file_system, attributes)
+    finally:
+        os.close(fs)
+
+
+def _create(fs: int, file_system: str, attributes: int) -> int:
+    _config(fs, _FSCONFIG_CMD_CREATE, None, None)
+    return _call(
+        f"fsmount {file_system}",
+        _FSMOUNT,
+        ctypes.c_int(fs),
+        ctypes.c_uint(_FSMOUNT_CLOEXEC),
+        ctypes.c_uint(attributes),
+    )
+
+
+def clone(directory: int, attributes: int, *, clear: int = 0) -> int:
+    """A detached bind mount of what the descriptor names, with these attributes; caller closes.
+
+    It inherits the attributes of the mount it is taken from, but for those in `clear`.
+    """
     tree = _call(
         "open_tree",
         _OPEN_TREE,
@@ -134,16 +187,16 @@ def clone(directory: int, attributes: int) -> int:
         ctypes.c_uint(_OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH),
     )
     try:
-        set_attributes(tree, attributes)
+        set_attributes(tree, attributes, clear=clear & ~attributes)
     except BaseException:
         os.close(tree)
         raise
     return tree
 
 
-def set_attributes(mount: int, attributes: int) -> None:
-    """Set these attributes on a mount and everything below it; the others stay."""
-    attr = _MountAttr(attributes, 0, 0, 0)
+def set_attributes(mount: int, attributes: int, *, clear: int = 0) -> None:
+    """Set these attributes on a mount and everything below it; the others, but for `clear`, stay."""
+    attr = _MountAttr(attributes, clear, 0, 0)
     _call(
         "mount_setattr",
         _MOUNT_SETATTR,

@@ -1,0 +1,77 @@
+"""A node with a fake registry, a store and writable volumes; and what such a node must never leave behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fakes.registry import FakeRegistry
+from unlade.csi.writable import StoreSeeds, Writable
+from unlade.delivery import Engine
+from unlade.model.mediatypes import ANNOTATION_TITLE
+from unlade.mount import read_table
+from unlade.registry import Registry, RegistryConfig, StaticCredentials
+from unlade.store import DirStore
+
+MIB = 1 << 20
+MODEL = {"config.json": b'{"model": true}', "weights.bin": b"w" * (3 * MIB)}
+
+
+@dataclass
+class Node:
+    """The parts of one node's state; `parameters` name the model in its registry."""
+
+    base: Path
+    store: DirStore
+    writable: Writable
+    parameters: Mapping[str, str]
+
+    def target(self, name: str) -> str:
+        """A place to publish at, whose parent exists."""
+        parent = self.base / "pods" / name
+        parent.mkdir(parents=True, exist_ok=True)
+        return str(parent / "mount")
+
+
+@contextmanager
+def node(base: Path, host: str, *, keep_free: float = 0.0) -> Iterator[Node]:
+    """A node's state as one process has it; may be entered again over what an earlier one left."""
+    config = RegistryConfig(plain_http=frozenset({host}))
+    with (
+        Registry(config, StaticCredentials({})) as registry,
+        DirStore(base / "store") as store,
+        Engine(registry, store, jobs=2) as engine,
+    ):
+        writable = Writable(base / "csi" / "writable", StoreSeeds(engine, store), keep_free=keep_free)
+        yield Node(base, store, writable, {"reference": f"{host}/models/tiny:v1"})
+
+
+def put_model(fake: FakeRegistry, files: Mapping[str, bytes] = MODEL) -> None:
+    """The model in the registry, a file a layer."""
+    blobs = [
+        fake.put_blob("models/tiny", data, "application/octet-stream", {ANNOTATION_TITLE: name})
+        for name, data in files.items()
+    ]
+    fake.put_artifact("models/tiny", "v1", blobs, "application/vnd.example.model.v1")
+
+
+def mounts_below(base: Path) -> list[str]:
+    """Every mount whose mount point or loop file is below a directory."""
+    here = os.fsencode(os.path.realpath(base))
+    return [os.fsdecode(entry.path) for entry in read_table() if entry.path.startswith(here)]
+
+
+def loops_of(base: Path) -> list[str]:
+    """Every loop device over a file below a directory."""
+    found = []
+    for device in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            file = device.read_text().strip()
+        except OSError:
+            continue
+        if file.startswith(os.path.realpath(base)):
+            found.append(file)
+    return found
