@@ -48,8 +48,9 @@ rig-shell: ## a shell with KUBECONFIG set
 test-rig: ## tests on the real cluster
 	$(PYTEST) tests/rig
 
-bench: ## side by side with the peers (QUICK=1: five minutes)
-	$(PY) -m bench
+bench: ## side by side with the peers (QUICK=1: five minutes; ONLY=work,…; ROUNDS=n; DOCS=1: into the docs)
+	$(PY) -m rig build registry crane containerd
+	$(PY) -m bench $(if $(DOCS),--docs)
 
 fuzz: ## every fuzzer, SECONDS=20 each unless told
 	$(PY) -m tests.fuzz --seconds $(or $(SECONDS_EACH),20)

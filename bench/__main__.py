@@ -1,77 +1,107 @@
-"""`python -m bench`: run the works round by round, contenders forwards then backwards, and report."""
+"""`python -m bench`: run the works, contenders interleaved, and report: ratios and targets last.
+
+`make bench` is the whole; `make bench QUICK=1` an eighth of the size within five minutes, for a look before
+and after a change; `make bench ONLY=image-3,raw` a part. Results: `artifacts/bench/results.json`, and with
+`--docs` also the table and plot in docs/ and README.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
-from collections import defaultdict
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from bench import measure, report, works
-from rig.engines import binary
-from tests.interop.real_registry import RealRegistry
+from bench import contenders, content, report, table, tools, works
+from bench.registry import serving
+from rig.engines import cache
+
+# Whole runs, setting up included once content is cached; a work's share of it bounds its rounds.
+FULL_SECONDS, QUICK_SECONDS = 1320, 190
+ROUNDS, QUICK_ROUNDS = 7, 3
 
 
 def main() -> int:
     """Run and report; the exit status says whether every contender did its work and all trees were equal."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("QUICK")))
-    parser.add_argument("--rounds", type=int, help="default 7, quick 3")
-    parser.add_argument("--out", type=Path, default=Path("artifacts/bench"))
-    options = parser.parse_args()
-    rounds = options.rounds or (3 if options.quick else 7)
-    tools = works.Tools(
-        str(binary("crane")),
-        shutil.which("skopeo"),
-        shutil.which("umoci"),
-        str(Path(sys.executable).with_name("unlade")),
+    parser.add_argument("--only", default=os.environ.get("ONLY", ""), help=", ".join(works.names()))
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=int(os.environ.get("ROUNDS", "0")),
+        help="exactly so many, whatever the time; default: up to 7 (quick 3), at least 3",
     )
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="unlade-bench-") as scratch:
+    parser.add_argument("--out", type=Path, default=Path("artifacts/bench"))
+    parser.add_argument("--docs", action="store_true", help="put table and plot into the documents")
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else list(works.names())
+    if unknown := set(chosen) - set(works.names()):
+        parser.error(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(works.names())}")
+    began = time.monotonic()
+    place = cache() / "bench"
+    place.mkdir(parents=True, exist_ok=True)
+    content.forget()
+    results = []
+    # Not in /tmp, which may be memory: what is measured is a disk.
+    with tempfile.TemporaryDirectory(prefix="run-", dir=place) as scratch, ExitStack() as stack:
         home = Path(scratch)
-        (home / "registry").mkdir()
-        with RealRegistry(binary("registry"), home / "registry") as registry:
-            host = registry.host
-            quick = options.quick
-            for work in (
-                works.image(host, tools, quick=quick, layers=3, name="image-3-layers"),
-                works.image(host, tools, quick=quick, layers=12, name="image-12-layers"),
-                works.blob(host, tools, home, quick=quick),
-                works.bundle(host, tools, home),
-            ):
-                rows += report.summary(work, run(work, home, rounds))
-                print(report.table(rows[-len(work.contenders) :]), flush=True)
+        found = tools.find(home)
+        machine = tools.machine(found)
+        registry = stack.enter_context(serving(content.storage(), home / "registry"))
+        setting = works.Setting(registry, found, home, options.quick)
+        for key in chosen:
+            results.append(run(key, setting, options.rounds))
+            print(report.text(results[-1]), flush=True)
+    document = {
+        "machine": machine,
+        "quick": options.quick,
+        "seconds": round(time.monotonic() - began),
+        "results": results,
+    }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps(rows, indent=2) + "\n")
-    print("\n" + report.table(rows))
+    (options.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    if options.docs:
+        table.document(document)
+    if machine["missing"]:
+        print(f"\nnot here, left out: {', '.join(machine['missing'])}")
+    print(f"\n{document['seconds']} s in all; the peer's time divided by ours:\n" + report.verdicts(results))
     return 0
 
 
-def run(work: works.Work, home: Path, rounds: int) -> dict[str, list[measure.Cost]]:
-    """Interleave the contenders (ABBA), and compare every result with ours after each round."""
-    costs: dict[str, list[measure.Cost]] = defaultdict(list)
-    for number in range(rounds):
-        order = work.contenders if number % 2 == 0 else work.contenders[::-1]
-        places = {}
-        for contender in order:
-            place = home / f"run-{contender.name.replace(' ', '-')}"
-            place.mkdir()
-            places[contender.name] = place
-            costs[contender.name].append(
-                measure.run(contender.command, str(place), durable=not contender.syncs)
-            )
-        ours = places["unlade"] / work.contenders[0].result
-        for contender in work.contenders[1:]:
-            theirs = places[contender.name] / contender.result
-            if not works.same_tree(ours, theirs):
-                raise measure.Failed(f"{work.name}: {contender.name} and unlade made different trees")
-        for place in places.values():
-            shutil.rmtree(place)
-    return costs
+def run(key: str, setting: works.Setting, rounds: int) -> dict[str, Any]:
+    """One work, made and run; what is said about it."""
+    make, share = works.WORKS.get(key) or works.LIMITED[key]
+    with ExitStack() as stack:
+        home = stack.enter_context(tempfile.TemporaryDirectory(dir=setting.home))
+        here = works.Setting(setting.registry, setting.tools, Path(home), setting.quick)
+        make(here)  # what is missing in the cache is made at full speed, and not on anybody's clock
+        if key in works.LIMITED:
+            here = stack.enter_context(works.limited(here, 1000))
+        work = make(here)
+        budget = share * (QUICK_SECONDS if setting.quick else FULL_SECONDS)
+        if rounds:
+            budget = float("inf")
+        if isinstance(work, works.Race):
+            most = rounds or (QUICK_ROUNDS if setting.quick else ROUNDS)
+            return report.race(work, key, work.run(here.home, most, budget))
+        return report.probe(work, key, probe(work, here.home, rounds))
+
+
+def probe(work: works.Probe, home: Path, rounds: int) -> list[dict[str, float]]:
+    """Its figures, once a round."""
+    found = []
+    for number in range(rounds or work.rounds):
+        place = home / f"probe-{number}"
+        place.mkdir()
+        found.append(work.figures(place))
+        contenders.clear(place)
+    return found
 
 
 if __name__ == "__main__":
