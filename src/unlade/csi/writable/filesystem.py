@@ -2,7 +2,7 @@
 
 Nothing of ours stays mounted but the volume itself. The ext4 is mounted at `HOME/fs` only while something
 is done to it; the overlay that a pod sees keeps it alive without that. So a volume's only mounts are its
-targets, they carry `unlade:ID` as their source, and the mount table is the one truth about what is
+targets, they carry `unlade:ID:ROOT` as their source, and the mount table is the one truth about what is
 published: after the last target is gone the kernel ends overlay, ext4 and loop device of its own accord.
 
 Two overlays over one upper directory are undefined, so a second target is a bind of the first, and a volume
@@ -26,7 +26,6 @@ from unlade.mount.table import MountPoint, read_table
 from unlade.store.failure import explaining
 
 FS: Final = "fs"
-_SOURCE: Final = "unlade:"
 _FLAGS: Final = mounts.ATTR_NOSUID | mounts.ATTR_NODEV
 # Deleted files give their blocks back to the node's disk, and unused inode tables stay holes.
 _OPTIONS: Final = ("discard", "noinit_itable")
@@ -35,9 +34,9 @@ _LETTING_GO: Final = 3.0
 _OVERLAY_FILE_SYSTEM: Final = "overlay"
 
 
-def published(volume: str) -> list[MountPoint]:
-    """The mounts of a volume in this namespace, oldest first."""
-    source = os.fsencode(_SOURCE + volume)
+def published(home: Path) -> list[MountPoint]:
+    """The mounts of the volume of this directory in this namespace, oldest first."""
+    source = os.fsencode(_source(home))
     return [
         entry
         for entry in read_table()
@@ -51,7 +50,7 @@ def mount(
     """Mount a volume at a target that exists: whole, with every flag, by one call; or not at all."""
     flags = _FLAGS | (mounts.ATTR_RDONLY if readonly else 0) | (0 if executable else mounts.ATTR_NOEXEC)
     # A mount of a part of it (a container's subPath) is one too, but not one to copy.
-    there = [entry for entry in published(home.name) if entry.root == b"/"]
+    there = [entry for entry in published(home) if entry.root == b"/"]
     if there:
         detached = _another(there[0], flags)
     else:
@@ -59,7 +58,7 @@ def mount(
         with opened(home) as fs:
             upper = mounts.Upper(f"{fs}/{images.UPPER}", f"{fs}/{images.WORK}")
             detached = mounts.overlay(
-                list(reversed(layers)), flags, context=context, upper=upper, source=_SOURCE + home.name
+                list(reversed(layers)), flags, context=context, upper=upper, source=_source(home)
             )
             failpoints.reach("csi.writable.overlay-made")
     try:
@@ -132,7 +131,7 @@ def still(home: Path) -> Iterator[None]:
     A killed process leaves them held back; `tidy` of the next start lets them go, because the copy that
     the block is for is on record before it begins.
     """
-    if not published(home.name):
+    if not published(home):
         wait_free(home)
         yield
         return
@@ -147,7 +146,8 @@ def still(home: Path) -> Iterator[None]:
 
 def tidy(home: Path, *, thaw: bool) -> None:
     """Undo what a killed process left: its own mount of the ext4, and writers held back."""
-    if thaw and published(home.name):
+    # A frozen file system outlives its last mount: the device, not the mount table, says whether it is there.
+    if thaw and os.path.exists(home / images.IMAGE) and loops.find(str(home / images.IMAGE)) is not None:
         with opened(home) as fs, _directory(fs) as fd:
             loops.thaw(fd)
     unmount(str(home / FS))
@@ -158,7 +158,7 @@ def grow(home: Path, size: int) -> bool:
 
     Growing one in use needs CAP_SYS_RESOURCE, which root in a container may lack.
     """
-    if not published(home.name):
+    if not published(home):
         wait_free(home)
         images.grow_unmounted(home)
         return True
@@ -189,6 +189,13 @@ def wait_free(home: Path) -> None:
                 " Bidirectional on its state directory",
             )
         time.sleep(0.01)
+
+
+def _source(home: Path) -> str:
+    # Ids are made from names: the same one may exist below another root. An inode says which root this is,
+    # however its path is spelled inside and outside of a container.
+    root = os.stat(home.parent)
+    return f"unlade:{home.name}:{root.st_dev:x}.{root.st_ino:x}"
 
 
 def _another(there: MountPoint, flags: int) -> int:

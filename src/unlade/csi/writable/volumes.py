@@ -175,7 +175,7 @@ class Writable:
             volume = self._volume(volume_id)
             if volume is None:
                 return
-            there = filesystem.published(volume_id)
+            there = filesystem.published(self._home(volume_id))
             if there:
                 raise VolumeInUse(
                     f"the volume {volume_id} is mounted at {os.fsdecode(there[0].path)}",
@@ -204,7 +204,7 @@ class Writable:
         target = resolved(target)
         with self._locks.hold(volume_id):
             volume = self._ready(volume_id)
-            for entry in filesystem.published(volume_id):
+            for entry in filesystem.published(self._home(volume_id)):
                 if entry.path == os.fsencode(target):
                     if ("ro" in entry.options) != readonly:
                         raise VolumeConflict(
@@ -218,7 +218,7 @@ class Writable:
                 os.makedirs(target, mode=0o750, exist_ok=True)
             failpoints.reach("csi.writable.target-made")
             home = self._home(volume_id)
-            if volume.grown < volume.size and not filesystem.published(volume_id):
+            if volume.grown < volume.size and not filesystem.published(self._home(volume_id)):
                 self._grow(volume)
             layers = self._layers(volume)
             filesystem.mount(home, layers, target, readonly=readonly, executable=executable, context=context)
@@ -262,7 +262,7 @@ class Writable:
         """What a mounted volume's own writes take, asked of one of its targets; raises NoSuchVolume."""
         self._ready(volume_id)
         wanted = os.fsencode(resolved(path))
-        if not any(entry.path == wanted for entry in filesystem.published(volume_id)):
+        if not any(entry.path == wanted for entry in filesystem.published(self._home(volume_id))):
             raise NoSuchVolume(f"{volume_id} is not mounted at {path}", next_step="publish it first")
         disk = os.statvfs(path)
         total, available = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize

@@ -66,7 +66,7 @@ def test_mount_flags(here: Node) -> None:
     first, second = here.target("a"), here.target("b")
     here.writable.publish(volume.id, first, readonly=True, executable=False)
     here.writable.publish(volume.id, second)
-    options = {entry.path: entry.options for entry in filesystem.published(volume.id)}
+    options = {entry.path: entry.options for entry in filesystem.published(here.writable.root / volume.id)}
     assert {"ro", "nosuid", "nodev", "noexec"} <= options[os.fsencode(first)]
     assert {"rw", "nosuid", "nodev"} <= options[os.fsencode(second)]
     assert "noexec" not in options[os.fsencode(second)]
