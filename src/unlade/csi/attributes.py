@@ -39,7 +39,7 @@ _POLICIES: Final[Mapping[str, PullPolicy]] = {
 }
 _UNPACK: Final = ("auto", "always", "never")
 _TRUTH: Final = {"true": True, "false": False}
-# Flags that say what is so anyway.
+# Flags that say what is so anyway; noexec is a wish where the volume can be written.
 _ALWAYS_SO: Final = frozenset({"ro", "nosuid", "nodev", "noexec"})
 _CONTEXT: Final = re.compile(r'context="?([A-Za-z0-9_:.,-]+)"?')
 # Merging needs every reference's manifest at once; nobody stacks this many by hand.
@@ -93,7 +93,7 @@ def parse(attributes: Mapping[str, str], flags: Iterable[str] = ()) -> Wanted:
         handler=own.get("handler", ""),
         platform=Platform.parse(platform) if platform else None,
         referrer=own.get("referrer", ""),
-        context=_context(flags),
+        context=mount_context(flags),
     )
 
 
@@ -133,7 +133,8 @@ def _sub_path(text: str) -> str:
     return text.strip("/")
 
 
-def _context(flags: Iterable[str]) -> str:
+def mount_context(flags: Iterable[str]) -> str:
+    """The SELinux label among mount flags; raises InvalidAttribute for flags that mean nothing here."""
     context = ""
     for flag in flags:
         match = _CONTEXT.fullmatch(flag)
@@ -142,6 +143,6 @@ def _context(flags: Iterable[str]) -> str:
         elif flag not in _ALWAYS_SO:
             raise InvalidAttribute(
                 f"mount option {flag[:80]!r} is not known",
-                next_step="read-only volumes take `context=…` alone; programs run with the attribute exec",
+                next_step="take it out: `context=…`, ro, nosuid, nodev and noexec are",
             )
     return context

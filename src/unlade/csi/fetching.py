@@ -97,14 +97,12 @@ class Fetches:
         self, key: str, what: str, work: Callable[[Job], Delivered], *, seconds: float | None, alive: Alive
     ) -> Delivered:
         """The result of a volume's job, begun if there is none; raises its error, or StillFetching."""
-        began = time.monotonic()
+        share = 0.0 if seconds is None else min(_ANSWER_MOST, seconds * _ANSWER_SHARE)
+        until = None if seconds is None else time.monotonic() + seconds - share
         job = self._job(key, what, work)
-        limit = None if seconds is None else seconds - min(_ANSWER_MOST, seconds * _ANSWER_SHARE)
-        while not job.done.wait(_LOOK if limit is None else min(_LOOK, max(0.0, limit))):
+        while not job.done.wait(_LOOK if until is None else min(_LOOK, max(0.0, until - time.monotonic()))):
             job.asked = time.monotonic()
-            if limit is not None and job.asked - began >= limit:
-                raise job.still()
-            if not alive():
+            if (until is not None and job.asked >= until) or not alive():
                 raise job.still()
         with self._lock:
             if self._jobs.get(key) is job:

@@ -75,11 +75,10 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
-    """What a start found: volumes on record, records without a pod, leases without a record."""
+class Tidied:
+    """What `tidy` dropped, by key."""
 
-    volumes: int
-    dropped: tuple[str, ...]
+    records: tuple[str, ...]
     leases: tuple[str, ...]
 
 
@@ -179,9 +178,16 @@ class Inline:
             problem = "its content is gone from the node's store: delete the pod, its successor fetches it"
         return Stats(record.size, record.entries, problem)
 
-    def recover(self) -> Recovered:
-        """After a start: hold what is on record, drop what no pod is behind any more."""
-        dropped = []
+    def recover(self) -> int:
+        """After a start, before anything is collected: hold what is on record; returns how many volumes."""
+        records = self._records.all()
+        for key, record in records.items():
+            self._hold(key, Digest.parse(record.tree), record.pod)
+        return len(records)
+
+    def tidy(self) -> Tidied:
+        """Drop records that no pod is behind any more, and leases that no record is behind."""
+        dropped, released = [], []
         for key, record in self._records.all().items():
             with self._alone.held(key):
                 # The kubelet made the parent for its pod and removes it after the pod: without it, nobody
@@ -189,17 +195,16 @@ class Inline:
                 if not is_mount_point(record.target) and not os.path.isdir(os.path.dirname(record.target)):
                     self._records.drop(key)
                     dropped.append(key)
-                    continue
-                self._hold(key, Digest.parse(record.tree), record.pod)
-        leases = []
         for lease in self._store.leases.all():
             key = lease.id.removeprefix(_LEASE)
-            if key != lease.id and not self._flights.busy(key):
-                with self._alone.held(key):
-                    if self._records.get(key) is None:
-                        DirLease(self._store.database, lease.id).release()
-                        leases.append(key)
-        return Recovered(len(self._records.all()), tuple(dropped), tuple(leases))
+            if key == lease.id:
+                continue
+            # A publish holds and records under the same lock: no lease of one under way is seen here.
+            with self._alone.held(key):
+                if self._records.get(key) is None:
+                    DirLease(self._store.database, lease.id).release()
+                    released.append(key)
+        return Tidied(tuple(dropped), tuple(released))
 
     def _published(self, key: str, record: Record, wanted: Wanted) -> bool:
         """Whether it is mounted, or could be from its record with what is in the store."""
@@ -272,7 +277,9 @@ class Inline:
         return True
 
     def _mount(self, tree: Tree, record: Record) -> None:
-        options = MountOptions(record.executable, record.context, record.sub_path, str(self._empty))
+        options = MountOptions(
+            record.executable, record.context, record.sub_path, str(self._empty), sealed=True
+        )
         if is_mount_point(record.target):
             return
         mount_layers([str(layer) for layer in tree.layers], record.target, options, make_target=True)
@@ -320,10 +327,6 @@ class _Flights:
         with self._lock:
             for flight in self._flying.get(key, ()):
                 flight.void = True
-
-    def busy(self, key: str) -> bool:
-        with self._lock:
-            return key in self._flying
 
 
 def _pinned(record: Record) -> Request:
