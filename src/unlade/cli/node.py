@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from unlade.cli.controller import JsonLines, log_json
+from unlade.cli.node_csi import csi
 
 if TYPE_CHECKING:
     from unlade.containerd import Handler
@@ -31,6 +32,9 @@ def node() -> None:
     Examples:
       unlade node serve --socket /run/unlade/image.sock
     """
+
+
+node.add_command(csi)
 
 
 @node.command(short_help="Serve the kubelet, in front of containerd.")
