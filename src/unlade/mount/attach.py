@@ -37,13 +37,16 @@ class NoSuchSubPath(InvalidInput):
 class MountOptions:
     """How a tree appears: `executable` lifts noexec, `context` is an SELinux label, `sub_path` a part.
 
-    `empty` names an empty directory that stays, for the overlay of a single one; else one is made for it.
+    `sealed` makes even a single directory a file system of its own that is read-only in itself: container
+    runtimes bind-mount what they are given and set flags of their own, so a pod that does not say readOnly
+    would write to a shared tree through a bind mount. `empty` names an empty directory that stays, for the overlay of a single one; else one is made for it.
     """
 
     executable: bool = False
     context: str = ""
     sub_path: str = ""
     empty: str = ""
+    sealed: bool = False
 
 
 def mount_layers(
@@ -70,7 +73,7 @@ def mount_layers(
     if not options.executable:
         attributes |= mounts.ATTR_NOEXEC
     with contextlib.ExitStack() as stack:
-        if len(layers) == 1 and not options.context:
+        if len(layers) == 1 and not options.context and not options.sealed:
             source = _opened(
                 stack, os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,31 @@ def test_a_file_as_sub_path(tmp_path: Path) -> None:
         assert file.read_text() == "content"
     finally:
         unmount(str(file))
+
+
+@pytest.mark.parametrize("sub_path", ["", "sub", "sub/f"])
+def test_a_sealed_mount_stays_read_only_whatever_a_runtime_does(tmp_path: Path, sub_path: str) -> None:
+    """Container runtimes bind the volume again and set `rw`; what is shared must not be written through it."""
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    (tmp_path / "a" / "sub" / "f").write_text("shared")
+    (tmp_path / "empty").mkdir()
+    places = [tmp_path / "volume", tmp_path / "inside"]
+    for place in places:
+        place.touch() if sub_path.endswith("f") else place.mkdir()
+    options = MountOptions(sub_path=sub_path, empty=str(tmp_path / "empty"), sealed=True)
+    mount_layers([str(tmp_path / "a")], str(places[0]), options)
+    try:
+        assert {"ro", "nosuid", "nodev", "noexec"} <= flags(places[0])
+        subprocess.run(["mount", "--bind", *map(str, places)], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,rw", str(places[1])], check=True)
+        file = {"": places[1] / "sub" / "f", "sub": places[1] / "f", "sub/f": places[1]}[sub_path]
+        assert file.read_text() == "shared"
+        with pytest.raises(OSError) as caught:
+            file.write_text("changed")
+        assert caught.value.errno == errno.EROFS
+    finally:
+        for place in reversed(places):
+            subprocess.run(["umount", str(place)], check=False)
 
 
 @pytest.mark.parametrize(
