@@ -126,7 +126,9 @@ class OwnDirectory:
         self._home = os.open(fresh, _DIRECTORY, dir_fd=holder)
         stack.callback(os.close, self._home)
         fcntl.flock(self._home, fcntl.LOCK_EX)
+        failpoints.reach("deliver.directory.fresh")
         os.rename(fresh, name, src_dir_fd=holder, dst_dir_fd=holder)
+        failpoints.reach("deliver.directory.staged")
         self._stack = stack
         self.dirfd = self._make(_ROOT)
 
@@ -155,6 +157,7 @@ class OwnDirectory:
             if sub_path:
                 holder, source = self._part(stack, sub_path)
             self._put(holder, source)
+        failpoints.reach("deliver.directory.renamed")
         os.fsync(self._parent)
         failpoints.reach("deliver.directory.committed")
 

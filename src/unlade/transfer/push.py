@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Protocol
 
 from unlade.errors import DeadlineExceeded
+from unlade.kernel import failpoints
 from unlade.model import Deadline, Descriptor, Digest, Reference
 from unlade.transfer.fetch import Readable, Verifier
 from unlade.transfer.progress import Progress, ProgressEvent, silent
@@ -138,7 +139,9 @@ def push_manifest(
     deadline: Deadline,
 ) -> Reference:
     """Put the manifest under the reference's tag (or under its digest alone); what it is called by digest."""
+    failpoints.reach("transfer.push.before-manifest")
     digest = registry.put_manifest(ref, raw, media_type, tag=ref.tag, deadline=deadline)
+    failpoints.reach("transfer.push.manifest-sent")
     return ref.with_digest(digest)
 
 
@@ -202,6 +205,7 @@ class _Pushing:
             if self._registry.mount_blob(self._ref, descriptor.digest, source=other, deadline=self._deadline):
                 self._tell("present", descriptor, descriptor.size)
                 return Sent(mounted=1)
+        failpoints.reach("transfer.push.before-blob")
         self._tell("start", descriptor, 0)
 
         def on_sent(position: int) -> None:
@@ -220,6 +224,7 @@ class _Pushing:
         except BaseException:
             self._tell("failed", descriptor, 0)
             raise
+        failpoints.reach("transfer.push.blob-sent")
         self._tell("done", descriptor, descriptor.size)
         return Sent(bytes_sent=descriptor.size, sent=1)
 
