@@ -39,7 +39,8 @@ class MountOptions:
 
     `sealed` makes even a single directory a file system of its own that is read-only in itself: container
     runtimes bind-mount what they are given and set flags of their own, so a pod that does not say readOnly
-    would write to a shared tree through a bind mount. `empty` names an empty directory that stays, for the overlay of a single one; else one is made for it.
+    would write to a shared tree through a bind mount. `empty` names an empty directory that stays, for the
+    overlay of a single one; else one is made for it.
     """
 
     executable: bool = False

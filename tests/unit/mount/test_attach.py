@@ -100,7 +100,7 @@ def test_a_file_as_sub_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sub_path", ["", "sub", "sub/f"])
 def test_a_sealed_mount_stays_read_only_whatever_a_runtime_does(tmp_path: Path, sub_path: str) -> None:
-    """Container runtimes bind the volume again and set `rw`; what is shared must not be written through it."""
+    """Container runtimes bind the volume again and set `rw`; what is shared is not written through it."""
     (tmp_path / "a" / "sub").mkdir(parents=True)
     (tmp_path / "a" / "sub" / "f").write_text("shared")
     (tmp_path / "empty").mkdir()
