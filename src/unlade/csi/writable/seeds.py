@@ -24,7 +24,7 @@ from unlade.store import DirStore, NotInStore
 from unlade.store.leases import DirLease
 from unlade.tree import DirTrees
 
-_LEASE_PREFIX: Final = "csi-"
+_LEASE_PREFIX: Final = "writable:"
 # A lease must have an end; a hundred years is no end.
 _FOR_EVER: Final = 100 * 365 * 86400.0
 # The collector can come between a delivery's own lease and ours, once in a very long while.

@@ -198,9 +198,13 @@ class Writable:
         *,
         readonly: bool = False,
         executable: bool = True,
+        alone: bool = False,
         context: str = "",
     ) -> None:
-        """Mount a volume at a target, which is made; a no-op when it is mounted there the same way."""
+        """Mount a volume at a target, which is made; a no-op when it is mounted there the same way.
+
+        `alone`: nowhere else at the same time; raises VolumeInUse.
+        """
         target = resolved(target)
         with self._locks.hold(volume_id):
             volume = self._ready(volume_id)
@@ -212,6 +216,11 @@ class Writable:
                             next_step="unpublish it first",
                         )
                     return
+            if alone and filesystem.published(self._home(volume_id)):
+                raise VolumeInUse(
+                    f"{volume_id} is mounted elsewhere on this node and may be used by one pod alone",
+                    next_step="delete the other pod, or use ReadWriteOnce",
+                )
             if filesystem.mounted_at(target):
                 raise MountError(f"something else is mounted at {target}", next_step="unmount it first")
             with explaining(f"make {target}"):
@@ -228,7 +237,7 @@ class Writable:
         target = resolved(target)
         with self._locks.hold(volume_id):
             filesystem.unmount(target)
-            with contextlib.suppress(FileNotFoundError), explaining(f"remove {target}"):
+            with explaining(f"remove {target}"), contextlib.suppress(FileNotFoundError):
                 os.rmdir(target)
             failpoints.reach("csi.writable.target-removed")
 

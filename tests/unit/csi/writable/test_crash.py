@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 FULL = bool(os.environ.get("UNLADE_FULL"))
 ROOT = Path(__file__).parents[4]
 PARTS = range(10 if FULL else 1)
-SAMPLE = 8
+SAMPLE = 5
 
 
 @pytest.fixture(scope="module")
