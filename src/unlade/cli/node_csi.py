@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,14 @@ import click
 from unlade.cli.controller import log_json
 
 if TYPE_CHECKING:
+    from unlade.csi.pods import PodCredentials, PodEvents
     from unlade.csi.service import CsiConfig
 
+# Connections to the API server: secrets of several pods at once, and events.
+_CONNECTIONS = 4
+# Events a second of the whole node, and at once.
+_EVENTS_RATE = 2.0
+_EVENTS_BURST = 20
 _DRIVER = "oci.unlade.dev"
 
 
@@ -103,7 +110,39 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="DIR",
             help="Where their programs are.",
         ),
+        click.option(
+            "--pod-secrets/--no-pod-secrets",
+            "pod_secrets",
+            default=False,
+            help="Read the pull secrets of pods; needs the right to read secrets.",
+        ),
+        click.option(
+            "--events/--no-events",
+            default=False,
+            help="Write events on pods; needs the right to create events.",
+        ),
+        click.option(
+            "--kubeconfig",
+            type=click.Path(),
+            help="For --pod-secrets and --events: kubeconfig file; else the pod's account.",
+        ),
         click.option("--writable/--no-writable", default=False, help="Serve writable volumes, too."),
+        click.option(
+            "--gc-high",
+            type=click.FloatRange(1, 95),
+            default=85.0,
+            show_default=True,
+            metavar="PERCENT",
+            help="Of the store's disk in use: from here on what no volume uses is removed …",
+        ),
+        click.option(
+            "--gc-low",
+            type=click.FloatRange(1, 95),
+            default=80.0,
+            show_default=True,
+            metavar="PERCENT",
+            help="… until this is reached, used longest ago first.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -133,7 +172,16 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     default="info",
     show_default=True,
 )
-def csi(*, listen: str, grace: float, log_level: str, **options: Any) -> None:
+def csi(
+    *,
+    listen: str,
+    grace: float,
+    log_level: str,
+    kubeconfig: str | None,
+    pod_secrets: bool,
+    events: bool,
+    **options: Any,
+) -> None:
     """Serve inline volumes (driver oci.unlade.dev) to this node's kubelet until told to stop. Needs root.
 
     \b
@@ -142,7 +190,7 @@ def csi(*, listen: str, grace: float, log_level: str, **options: Any) -> None:
       unlade node csi --force-pull-policy always --listen 0.0.0.0:9754
     """
     try:
-        from unlade.cri.observed import Window
+        from unlade.controllers.health import HealthServer
         from unlade.csi.service import CsiService
     except ModuleNotFoundError as error:
         from unlade.errors import InvalidInput
@@ -155,29 +203,71 @@ def csi(*, listen: str, grace: float, log_level: str, **options: Any) -> None:
     from unlade.cli.node import NodeLines, _address
 
     host, port = _address(listen)
-    config = config_of(**options)
     log_json(log_level)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(NodeLines())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    service = CsiService(config)
-    metrics: Any = service.metrics  # the window needs its text alone
-    window = Window(host, port, metrics, healthy=service.healthy, ready=service.healthy)
     log = logging.getLogger(__name__)
-    log.info("numbers and probes on port %d", window.port)
-    try:
+    with ExitStack() as parts:
+        cluster = parts.enter_context(_cluster(kubeconfig, pod_secrets=pod_secrets, events=events))
+        service = CsiService(config_of(cluster, **options), events=cluster.events)
+
+        def health() -> list[str]:
+            return [reason for reason in (service.healthy(),) if reason]
+
+        window = HealthServer(host, port, healthy=health, ready=health, metrics=service.metrics.text)
+        parts.callback(window.close)
+        log.info("numbers and probes on port %d", window.port)
+        parts.callback(service.close, 0)
         service.start()
         stop.wait()
         log.info("stopping: running calls have %g s", grace)
         service.close(grace)
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """What the driver may ask of the API server; nothing unless it was told to."""
+
+    secrets: PodCredentials | None = None
+    events: PodEvents | None = None
+
+
+@contextmanager
+def _cluster(kubeconfig: str | None, *, pod_secrets: bool, events: bool) -> Iterator[_Cluster]:
+    """The connection to the API server, if one is needed; raises InvalidInput when there is none."""
+    if not pod_secrets and not events:
+        yield _Cluster()
+        return
+    try:
+        from unlade.controllers.api import ApiServer, load_client
+        from unlade.controllers.pods import COMPONENT, PodNotes, PodSecrets
+        from unlade.controllers.recorder import Recorder
+        from unlade.controllers.throttle import TokenBucket
+    except ModuleNotFoundError as error:
+        from unlade.errors import InvalidInput
+
+        raise InvalidInput(
+            f"--pod-secrets and --events need {error.name}, which is not installed",
+            next_step="pip install 'unlade[kube]', or leave them out",
+        ) from error
+    client = load_client(
+        kubeconfig=kubeconfig, context=None, connections=_CONNECTIONS, user_agent="unlade-csi"
+    )
+    server = ApiServer(client)
+    recorder = Recorder(server, COMPONENT, limit=TokenBucket(_EVENTS_RATE, _EVENTS_BURST))
+    recorder.start()
+    try:
+        yield _Cluster(PodSecrets(server) if pod_secrets else None, PodNotes(recorder) if events else None)
     finally:
-        service.close(0)
-        window.close()
+        recorder.stop()
+        server.close()
 
 
 def config_of(
+    cluster: _Cluster,
     *,
     socket: str,
     registration: str,
@@ -191,6 +281,8 @@ def config_of(
     provider_config: str,
     provider_dir: str,
     writable: bool,
+    gc_high: float,
+    gc_low: float,
 ) -> CsiConfig:
     """The driver's settings from its options; raises InvalidInput."""
     import socket as sockets
@@ -209,6 +301,8 @@ def config_of(
         node_id=node_name or sockets.gethostname(),
         parallel_pulls=parallel_pulls,
         writable=writable,
+        gc_high=gc_high,
+        gc_low=gc_low,
         rules=Rules(
             forced_pull=forced,  # type: ignore[arg-type]
             handlers=dict(_handler(text) for text in handlers),
@@ -216,7 +310,9 @@ def config_of(
         registry=replace(
             system, certs_dirs=(*certs_dirs, *system.certs_dirs), plain_http=frozenset(plain_http)
         ),
-        credentials=NodeCredentials(node=DockerConfigCredentials(), providers=providers),
+        credentials=NodeCredentials(
+            node=DockerConfigCredentials(), providers=providers, pods=cluster.secrets
+        ),
     )
 
 

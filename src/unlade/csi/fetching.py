@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from unlade.csi.observed import Metrics
@@ -40,6 +40,8 @@ _ANSWER_SHARE: Final = 0.1
 _ANSWER_MOST: Final = 2.0
 
 Alive = Callable[[], bool]
+# Around a fetch of so many bytes: makes room on the disk first, or refuses.
+Room = Callable[[int], AbstractContextManager[None]]
 
 
 class StillFetching(DeadlineExceeded):
@@ -82,7 +84,16 @@ class Job:
 class Fetches:
     """All jobs of one driver; thread-safe."""
 
-    def __init__(self, trees: DirTrees, metrics: Metrics, *, parallel: int, waiting: int = WAITING) -> None:
+    def __init__(
+        self,
+        trees: DirTrees,
+        metrics: Metrics,
+        *,
+        parallel: int,
+        waiting: int = WAITING,
+        room: Room = lambda _: nullcontext(),
+    ) -> None:
+        self._room = room
         self.capacity = parallel + waiting
         self._trees = trees
         self._metrics = metrics
@@ -141,9 +152,10 @@ class Fetches:
                 began = time.monotonic()
                 with self._turn(job.deadline):
                     self._metrics.waits.observe(time.monotonic() - began)
-                    delivered = engine.carry_out(
-                        plan, found, request, deadline=job.deadline, progress=job.watch
-                    )
+                    with self._room(job.total):
+                        delivered = engine.carry_out(
+                            plan, found, request, deadline=job.deadline, progress=job.watch
+                        )
                 self._metrics.fetched.inc(job.total)
                 return delivered
         return engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)

@@ -66,6 +66,7 @@ class Node:
                 target,
                 readonly=readonly,
                 executable="noexec" not in flags,
+                alone=capability.access_mode.mode == _Mode.SINGLE_NODE_SINGLE_WRITER,
                 context=mount_context(flags),
             )
         else:
@@ -95,7 +96,7 @@ class Node:
     def stats(self, ask: api.NodeGetVolumeStatsRequest, _: Call) -> api.NodeGetVolumeStatsResponse:
         """What a volume holds, and whether it is well."""
         _need(ask.volume_id, "volume_id")
-        path = _path(ask.volume_path, "volume_path")
+        path = os.path.normpath(_need(ask.volume_path, "volume_path"))
         if ask.volume_id.startswith(WRITABLE_PREFIX):
             own = self._writing().stats(ask.volume_id, path)
             usage = [
@@ -117,7 +118,7 @@ class Node:
     def expand(self, ask: api.NodeExpandVolumeRequest, _: Call) -> api.NodeExpandVolumeResponse:
         """Let a writable volume's file system have the size that its record has."""
         _need(ask.volume_id, "volume_id")
-        path = _path(ask.volume_path, "volume_path")
+        path = os.path.normpath(_need(ask.volume_path, "volume_path"))
         if not ask.volume_id.startswith(WRITABLE_PREFIX):
             # Sizes of read-only content are its own; an unknown id is one of ours that is not there.
             self._inline.stats(ask.volume_id, path)
@@ -153,9 +154,10 @@ def _usage(unit: api.VolumeUsage.Unit, total: int, used: int, available: int) ->
     return api.VolumeUsage(unit=unit, total=total, used=used, available=available)
 
 
-def _need(value: str, name: str) -> None:
+def _need(value: str, name: str) -> str:
     if not value:
         raise InvalidAttribute(f"{name} is missing")
+    return value
 
 
 def _path(text: str, name: str) -> str:

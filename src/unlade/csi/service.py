@@ -11,7 +11,6 @@ import logging
 import os
 import socket as sockets
 import threading
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +18,21 @@ from types import TracebackType
 from typing import Final, Self
 
 from unlade.csi import DRIVER_NAME
+from unlade.csi.controller import controller_of
 from unlade.csi.credentials import NodeCredentials
 from unlade.csi.identity import Identity
 from unlade.csi.node import Node
 from unlade.csi.observed import Metrics
 from unlade.csi.pods import PodEvents
 from unlade.csi.registration import Registration
-from unlade.csi.server import Answer, CsiServer
+from unlade.csi.server import CsiServer
 from unlade.csi.volumes import Inline, Rules
 from unlade.csi.writable import StoreSeeds, Writable
 from unlade.delivery import Engine
+from unlade.mount import read_table
 from unlade.registry import Registry, RegistryConfig
 from unlade.store import DirStore
+from unlade.store.upkeep import HIGH_PERCENT, LOW_PERCENT, Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +40,6 @@ SOCKET: Final = f"/var/lib/kubelet/plugins/{DRIVER_NAME}/csi.sock"
 REGISTRATION: Final = f"/var/lib/kubelet/plugins_registry/{DRIVER_NAME}-reg.sock"
 # How often records whose pod is gone are looked for: they cost nothing but the content they hold.
 _TIDY: Final = 300.0
-
-ControllerOf = Callable[[Writable, str], Mapping[str, Answer]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,9 @@ class CsiConfig:
     node_id: str = field(default_factory=sockets.gethostname)
     parallel_pulls: int = 8
     writable: bool = False
+    # Percent of the store's file system: from the first, what is unused goes until the second is reached.
+    gc_high: float = HIGH_PERCENT
+    gc_low: float = LOW_PERCENT
     rules: Rules = field(default_factory=Rules)
     registry: RegistryConfig = field(default_factory=RegistryConfig.system)
     credentials: NodeCredentials = field(default_factory=NodeCredentials)
@@ -66,11 +69,9 @@ class CsiService:
         *,
         metrics: Metrics | None = None,
         events: PodEvents | None = None,
-        controller: ControllerOf | None = None,
     ) -> None:
         self._config = config
         self._events = events
-        self._controller = controller
         self._parts = ExitStack()
         self._server: CsiServer | None = None
         self._stop = threading.Event()
@@ -115,6 +116,7 @@ class CsiService:
         store = parts.enter_context(DirStore(config.state / "store"))
         registry = parts.enter_context(Registry(config.registry, config.credentials.node))
         engine = parts.enter_context(Engine(registry, store))
+        upkeep = Upkeep(store, mounted=_mounted, high=config.gc_high, low=config.gc_low)
         inline = Inline(
             engine,
             registry,
@@ -125,15 +127,17 @@ class CsiService:
             events=self._events,
             rules=config.rules,
             parallel=config.parallel_pulls,
+            room=upkeep.room,
         )
         parts.callback(inline.close)
         _log.info("volumes on record: %d", inline.recover())
         self._tidy(inline)
         writable = self._writing(engine, store) if config.writable else None
+        # Not before everything on record is held.
+        upkeep.start()
+        parts.callback(upkeep.stop)
         self.store, self.writable = store, writable
-        controller = None
-        if writable is not None and self._controller is not None:
-            controller = self._controller(writable, config.node_id)
+        controller = controller_of(writable, config.node_id) if writable is not None else None
         tidying = threading.Thread(target=self._keep_tidy, args=(inline,), name="tidy", daemon=True)
         tidying.start()
         parts.callback(tidying.join, 10.0)
@@ -174,3 +178,7 @@ class CsiService:
                 len(tidied.records),
                 len(tidied.leases),
             )
+
+
+def _mounted() -> list[bytes]:
+    return [entry.path for entry in read_table()]

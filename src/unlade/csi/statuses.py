@@ -12,6 +12,7 @@ from typing import Final
 
 import grpc
 
+from unlade.csi.writable import errors as writable
 from unlade.errors import (
     DeadlineExceeded,
     IntegrityError,
@@ -59,13 +60,30 @@ class NotServed(UnladeError):
     code = "not-served"
 
 
+# Errors of the driver's own rooms by their code, which is stable; a room need not be imported to be known.
+CODES: Final[dict[str, grpc.StatusCode]] = {
+    "no-such-volume": grpc.StatusCode.NOT_FOUND,
+    "no-such-snapshot": grpc.StatusCode.NOT_FOUND,
+    "volume-conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "volume-in-use": grpc.StatusCode.FAILED_PRECONDITION,
+    "no-room": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "size-out-of-range": grpc.StatusCode.OUT_OF_RANGE,
+    "bad-token": grpc.StatusCode.ABORTED,
+    # What the external provisioner takes for "ask another node".
+    "not-this-node": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "overtaken": grpc.StatusCode.ABORTED,
+    "already-published": grpc.StatusCode.ALREADY_EXISTS,
+    "not-served": grpc.StatusCode.FAILED_PRECONDITION,
+}
 # Most specific first: the first class that an error is an instance of decides.
 STATUSES: Final[tuple[tuple[type[UnladeError], grpc.StatusCode], ...]] = (
-    (Busy, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Overtaken, grpc.StatusCode.ABORTED),
-    (NoSuchVolume, grpc.StatusCode.NOT_FOUND),
-    (AlreadyPublished, grpc.StatusCode.ALREADY_EXISTS),
-    (NotServed, grpc.StatusCode.FAILED_PRECONDITION),
+    (writable.NoSuchVolume, grpc.StatusCode.NOT_FOUND),
+    (writable.NoSuchSnapshot, grpc.StatusCode.NOT_FOUND),
+    (writable.VolumeConflict, grpc.StatusCode.ALREADY_EXISTS),
+    (writable.VolumeInUse, grpc.StatusCode.FAILED_PRECONDITION),
+    (writable.NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (writable.SizeOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
     (NothingProduced, grpc.StatusCode.FAILED_PRECONDITION),
     (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
     (Unauthorized, grpc.StatusCode.PERMISSION_DENIED),
@@ -87,6 +105,8 @@ _NEXT: Final = 200
 
 def status(error: UnladeError) -> grpc.StatusCode:
     """The status code of an error."""
+    if error.code in CODES:
+        return CODES[error.code]
     return next(code for kind, code in STATUSES if isinstance(error, kind))
 
 

@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -26,7 +26,7 @@ from typing import Final, Literal, cast
 from unlade.csi import attributes
 from unlade.csi.attributes import Wanted
 from unlade.csi.credentials import NodeCredentials
-from unlade.csi.fetching import Alive, Fetches, Job
+from unlade.csi.fetching import Alive, Fetches, Job, Room
 from unlade.csi.observed import Metrics
 from unlade.csi.pods import NoEvents, Pod, PodEvents
 from unlade.csi.records import Record, Records, Source, key_of
@@ -105,6 +105,7 @@ class Inline:
         events: PodEvents | None = None,
         rules: Rules | None = None,
         parallel: int = 8,
+        room: Room = lambda _: nullcontext(),
     ) -> None:
         self._engine = engine
         self._registry = registry
@@ -117,7 +118,7 @@ class Inline:
         self._events = events or NoEvents()
         self._metrics = metrics
         self._rules = rules or Rules()
-        self._fetches = Fetches(self._trees, metrics, parallel=parallel)
+        self._fetches = Fetches(self._trees, metrics, parallel=parallel, room=room)
         self._alone = KeyedLocks()
         self._flights = _Flights()
         metrics.watch_volumes(lambda: len(self._records.all()))
