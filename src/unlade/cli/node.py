@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ import click
 
 from unlade.cli.controller import JsonLines, log_json
 from unlade.cli.node_csi import csi
+from unlade.cli.node_install import install, status, uninstall
 
 if TYPE_CHECKING:
     from unlade.containerd import Handler
@@ -30,11 +32,14 @@ def node() -> None:
 
     \b
     Examples:
+      unlade node install
+      unlade node status
       unlade node serve --socket /run/unlade/image.sock
     """
 
 
-node.add_command(csi)
+for _command in (install, uninstall, status, csi):
+    node.add_command(_command)
 
 
 @node.command(short_help="Serve the kubelet, in front of containerd.")
@@ -51,13 +56,30 @@ node.add_command(csi)
     metavar="SOCKET",
     help="containerd's socket.",
 )
-@click.option("--state", default="/run/unlade", show_default=True, metavar="DIR", help="For locks alone.")
+@click.option(
+    "--state",
+    default="/run/unlade",
+    show_default=True,
+    metavar="DIR",
+    help="For locks, and for `unlade top`.",
+)
 @click.option(
     "--parallel-pulls",
     type=click.IntRange(1, 256),
     default=8,
     show_default=True,
     help="Pulls at once; more wait for their turn.",
+)
+@click.option(
+    "--parallel-pulls-per-registry",
+    "per_registry",
+    type=click.IntRange(1, 256),
+    help="Of these, from one registry; default: all.",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(),
+    help="Tell the progress of long pulls as events of their pods, with these credentials.",
 )
 @click.option(
     "--handler",
@@ -107,6 +129,8 @@ def serve(
     containerd: str,
     state: str,
     parallel_pulls: int,
+    per_registry: int | None,
+    kubeconfig: str | None,
     handlers: tuple[str, ...],
     certs_dirs: tuple[str, ...],
     plain_http: tuple[str, ...],
@@ -122,8 +146,10 @@ def serve(
       unlade node serve --handler kata=linux/amd64 --handler vm=linux/arm64,native
     """
     try:
+        from unlade.cri.announcing import Announcer
         from unlade.cri.observed import Window
         from unlade.cri.service import NodeConfig, NodeService
+        from unlade.cri.watching import Watch, shown
     except ModuleNotFoundError as error:
         from unlade.errors import InvalidInput
 
@@ -133,6 +159,9 @@ def serve(
             f"the node's service needs {error.name}, which is not installed",
             next_step="pip install 'unlade[node]'",
         ) from error
+    from unlade import __version__
+    from unlade.cli.node_events import RecordedEvents
+    from unlade.host.notify import notify
     from unlade.registry import RegistryConfig
 
     host, port = _address(listen)
@@ -145,6 +174,7 @@ def serve(
         containerd=containerd,
         state=Path(state),
         parallel_pulls=parallel_pulls,
+        parallel_pulls_per_registry=per_registry or 0,
         handlers=tuple(_handler(text) for text in handlers),
         registry=registry,
     )
@@ -155,17 +185,29 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     service = NodeService(config)
+    events = RecordedEvents(kubeconfig) if kubeconfig else None
     window = Window(host, port, service.metrics, healthy=service.healthy, ready=service.ready)
     log = logging.getLogger(__name__)
     log.info("numbers and probes on port %d", window.port)
-    try:
+    with ExitStack() as parts:
+        parts.callback(window.close)
+        parts.callback(service.close, 0)
         service.start()
+        try:
+            watch = Watch(config.state, lambda: shown(service.pulls.states(), __version__))
+            parts.callback(watch.close)
+        except OSError as error:  # pods matter more
+            log.warning("`unlade top` cannot ask: %s", error)
+        if events is not None:
+            announcer = Announcer(service.pulls, events)
+            announcer.start()
+            parts.callback(events.close)
+            parts.callback(announcer.close)
+        notify("READY=1", f"STATUS=serving on {socket}")
         stop.wait()
+        notify("STOPPING=1")
         log.info("stopping: running calls have %g s", grace)
         service.close(grace)
-    finally:
-        service.close(0)
-        window.close()
 
 
 class NodeLines(JsonLines):

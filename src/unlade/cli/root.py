@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str, str]]] = {
     "fsck": ("unlade.cli.upkeep", "fsck", "Store", "Check every byte and record of the store."),
     "controller": ("unlade.cli.controller", "controller", "Kubernetes", "Run controllers in a cluster."),
     "node": ("unlade.cli.node", "node", "Kubernetes", "The image service of a Kubernetes node."),
+    "top": ("unlade.cli.top", "top", "Kubernetes", "Show the pulls of this node, live."),
     "version": ("unlade.cli.version", "version", "Other", "Print the version."),
     "completion": ("unlade.cli.completion", "completion", "Other", "Print a shell completion script."),
 }
