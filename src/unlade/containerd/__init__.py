@@ -17,6 +17,7 @@ from unlade.containerd.errors import (
     UnknownHandler,
 )
 from unlade.containerd.handlers import Handler, Handlers, PullOptions
+from unlade.containerd.ordinary import HeldImage, OrdinaryImage, OrdinaryImages
 from unlade.containerd.records import ArtifactImage, ImageTuple
 from unlade.containerd.snapshots import ContainerdTrees
 
@@ -30,7 +31,10 @@ __all__ = [
     "ContainerdUnavailable",
     "Handler",
     "Handlers",
+    "HeldImage",
     "ImageTuple",
+    "OrdinaryImage",
+    "OrdinaryImages",
     "PullOptions",
     "Recovered",
     "SnapshotterUnsupported",

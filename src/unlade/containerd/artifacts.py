@@ -23,12 +23,14 @@ from unlade.containerd.connection import Containerd
 from unlade.containerd.handlers import Handler, Handlers, PullOptions
 from unlade.containerd.ledger import Ledger
 from unlade.containerd.naming import diff_id
+from unlade.containerd.ordinary import OrdinaryImage, manifest_is_image, only_image_layers
 from unlade.containerd.records import ArtifactImage, ImageTuple
 from unlade.containerd.snapshots import ContainerdTrees
 from unlade.containerd.synthetic import synthesize
 from unlade.delivery import AsTree, Engine, Found, Request
+from unlade.errors import InvalidInput
 from unlade.kernel import failpoints
-from unlade.model import Deadline, Digest, Platform, Reference
+from unlade.model import Deadline, Descriptor, Digest, Platform, Reference
 from unlade.planning import Plan
 from unlade.registry import CredentialSource, Registry
 from unlade.store import Problem
@@ -109,8 +111,8 @@ class Artifacts:
         options: PullOptions | None = None,
         deadline: Deadline | None = None,
         progress: Progress = silent,
-    ) -> ArtifactImage | None:
-        """Make an artifact mountable; None when it is an ordinary image, which is containerd's to pull.
+    ) -> ArtifactImage | OrdinaryImage:
+        """Make an artifact mountable; an ordinary image is only resolved: it is containerd's to pull.
 
         The registry is asked with these credentials even when the content is here (V5). Raises what
         `Engine.deliver` raises, and UnknownHandler. Nothing of a failed pull is left.
@@ -123,13 +125,15 @@ class Artifacts:
         places = self._places(target)
         engine = self._engine.using(registry=registry, trees=self._trees[target.snapshotter])
         request = _request(wanted, target, options)
-        plan, found = engine.plan(request, deadline=deadline)
-        for layer in {
-            step.layer.digest: step.layer for step in plan.active() if step.content is None
-        }.values():
+        found = engine.find(request, deadline=deadline)
+        plan = _plan(engine, request, found, plain=options.plain, deadline=deadline)
+        layers: Sequence[Descriptor] = found[0].manifest.layers
+        if plan is not None:
+            layers = [step.layer for step in plan.active() if step.content is None]
+        for layer in {one.digest: one for one in layers}.values():
             progress(ProgressEvent("planned", str(wanted), layer.digest, 0, layer.size))
-        if plan.kind == "image" and options.plain:
-            return None
+        if plan is None:
+            return _ordinary(found[0], target)
         tree = engine.tree_key(plan)
         tuples = _tuples(wanted, target, places, options, found[0])
         one = _Pull(engine, request, plan, found, tree, tuples, deadline, progress)
@@ -137,7 +141,7 @@ class Artifacts:
             image = self._ledger.by_id(self._id(tree))
             present = [self._trees[name].find(tree) is not None for name in places]
             if any(present):
-                self._prove(one, wanted, image)
+                self._prove(one, image)
             if image is not None and all(present) and self._ledger.is_complete(image, tuples):
                 return replace(image, cached=True)
             return self._make(one, places)
@@ -221,10 +225,10 @@ class Artifacts:
         """The ID of a tree's image; its size does not matter to it."""
         return synthesize(tree, diff_id(self.containerd.salt(), tree), size=0, host=self._host).id
 
-    def _prove(self, one: _Pull, wanted: Reference, image: ArtifactImage | None) -> None:
+    def _prove(self, one: _Pull, image: ArtifactImage | None) -> None:
         """A tree that is here goes to those who could have fetched it (V5, delivery.possession)."""
-        origins = [Reference.parse(name) for name in image.references] if image else []
-        if wanted.name in {origin.name for origin in origins}:
+        origins = [Reference.parse(name) for name in image.origins] if image else []
+        if one.found[0].reference.name in {origin.name for origin in origins}:
             return  # the manifest was just read there, with these credentials
         believed = {origin.registry for origin in origins}
         one.engine.prove(one.plan, one.found, believed=believed, deadline=one.deadline, progress=one.progress)
@@ -257,6 +261,20 @@ class Artifacts:
         return replace(image, cached=cached)
 
 
+def _plan(
+    engine: Engine, request: Request, found: tuple[Found, ...], *, plain: bool, deadline: Deadline
+) -> Plan | None:
+    """What an artifact becomes; None for an image, which containerd understands better than we do."""
+    if plain and only_image_layers(found[0].manifest):
+        return None
+    try:
+        return engine.plan(request, found=found, deadline=deadline)[0]
+    except InvalidInput:
+        if plain and manifest_is_image(found[0].manifest):
+            return None
+        raise
+
+
 def _request(reference: Reference, handler: Handler, options: PullOptions) -> Request:
     return Request(
         references=(reference,),
@@ -269,6 +287,7 @@ def _request(reference: Reference, handler: Handler, options: PullOptions) -> Re
         as_file=options.as_file,
         family=options.family,
         referrer=options.referrer,
+        referrer_from=Reference.parse(options.referrer_from) if options.referrer_from else None,
         artifact_type=options.artifact_type,
         annotations=options.annotations,
     )
@@ -291,6 +310,18 @@ def _tuples(
             manifest=str(resolved.digest),
             index=str(resolved.index) if resolved.index else "",
             platform=str(resolved.platform) if resolved.platform else "",
+            source=found.reference.name if found.reference.name != reference.name else "",
         )
         for name in dict.fromkeys(names)
+    )
+
+
+def _ordinary(found: Found, handler: Handler) -> OrdinaryImage:
+    return OrdinaryImage(
+        found.reference,
+        handler,
+        found.descriptor.digest,
+        found.manifest.config.digest,
+        found.index.digest if found.index else None,
+        str(found.platform) if found.platform else "",
     )

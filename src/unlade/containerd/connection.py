@@ -134,10 +134,12 @@ class Containerd:
         *,
         lease: str = "",
         deadline: Deadline | None = None,
+        seconds: float = 0.0,
     ) -> _R:
         """One answer; sent again while containerd is away, as long as patience and deadline allow.
 
-        `what` completes "cannot …" in the error's message.
+        `what` completes "cannot …" in the error's message; `seconds` is how long containerd may work on it
+        where that is longer than our patience.
         """
         stub = self._stubs.get(method.path)
         if stub is None:
@@ -152,7 +154,7 @@ class Containerd:
                 answer: _R = stub(
                     request,
                     metadata=self._metadata(lease),
-                    timeout=_seconds(until, deadline),
+                    timeout=_seconds(max(until, time.monotonic() + seconds), deadline),
                     wait_for_ready=True,
                 )
                 return answer

@@ -81,6 +81,7 @@ class PullOptions:
     artifact_type: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     referrer: str = ""
+    referrer_from: str = ""
 
     @property
     def plain(self) -> bool:
@@ -100,4 +101,7 @@ class PullOptions:
             "annotations": dict(sorted(self.annotations.items())),
             "referrer": self.referrer,
         }
+        if self.referrer_from:
+            # Later than the others: what was recorded without it keeps its fingerprint.
+            asked["referrer_from"] = self.referrer_from
         return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]

@@ -18,6 +18,11 @@ GC_SNAPSHOT: Final = "containerd.io/gc.ref.snapshot"
 CRI_MANAGED: Final = "io.cri-containerd.image"
 CRI_MANAGED_VALUE: Final = "managed"
 
+# On a snapshot of an image's layer: the chain ID that it is for; snapshotters that load lazily look for it.
+SNAPSHOT_OF: Final = "containerd.io/snapshot.ref"
+# On a layer's blob: the digest of what it unpacks to.
+UNCOMPRESSED: Final = "containerd.io/uncompressed"
+
 # On a lease: the file that its owner keeps locked while it lives.
 OWNER: Final = "unlade.dev/owner"
 PURPOSE: Final = "unlade.dev/purpose"
@@ -34,6 +39,8 @@ PATH: Final = "unlade.dev/path"
 STAGING: Final = "unlade.dev/staging"
 # On an image's record by name: the ID of the artifact's image.
 IMAGE: Final = "unlade.dev/image"
+# On an ordinary image's record by ID: the handlers' tuples are recorded there.
+ORDINARY: Final = "unlade.dev/ordinary"
 # On an image's record by ID, followed by a hash: one (reference, handler, options) that leads to it.
 TUPLE: Final = "unlade.dev/tuple."
 

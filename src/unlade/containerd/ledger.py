@@ -26,7 +26,8 @@ from unlade.kernel import failpoints
 from unlade.model import Digest
 from unlade.store import Lease
 
-_LOCK: Final = "records"
+# Whoever changes tuples, of artifacts or of ordinary images, holds this.
+RECORDS_LOCK: Final = "records"
 
 
 class Ledger:
@@ -145,7 +146,7 @@ class Ledger:
         return dropped, sorted(loose)
 
     def _locked(self) -> AbstractContextManager[None]:
-        return self._containerd.locks.hold(_LOCK)
+        return self._containerd.locks.hold(RECORDS_LOCK)
 
     def _put_content(self, made: SyntheticImage, snapshots: Mapping[str, str], lease: Lease) -> None:
         keeps = {f"{labels.GC_SNAPSHOT}.{snapshotter}": name for snapshotter, name in snapshots.items()}

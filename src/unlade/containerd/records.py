@@ -30,8 +30,9 @@ _HASH_DIGITS: Final = 32
 class ImageTuple(msgspec.Struct, frozen=True, omit_defaults=True):
     """One (reference, handler, options) that leads to an image, and what it was when it was pulled.
 
-    `snapshotters` hold the tree for it; `manifest` and `index` are the registry's digests; `at` is when
-    this was recorded.
+    `snapshotters` hold the tree for it; `manifest` and `index` are the registry's digests; `source` is the
+    repository that the content came from, where that is another than the reference's (a referrer's); `at`
+    is when this was recorded.
     """
 
     reference: str
@@ -42,6 +43,7 @@ class ImageTuple(msgspec.Struct, frozen=True, omit_defaults=True):
     index: str = ""
     platform: str = ""
     at: float = 0.0
+    source: str = ""
 
     @property
     def label(self) -> str:
@@ -94,6 +96,11 @@ class ArtifactImage:
         return frozenset(name for one in self.tuples for name in one.snapshotters)
 
     @property
+    def origins(self) -> frozenset[str]:
+        """Where its bytes came from: who may read one of these may have the content (V5)."""
+        return frozenset(one.source or one.reference for one in self.tuples)
+
+    @property
     def references(self) -> frozenset[str]:
         """Every name that leads to it, for whatever handler."""
         return frozenset(one.reference for one in self.tuples)
@@ -125,6 +132,20 @@ def decode(row: Row) -> ArtifactImage | None:
     tree = row.labels.get(labels.TREE)
     if tree is None or not is_id(row.name):
         return None
+    return ArtifactImage(
+        id=row.name,
+        tree=Digest.parse(tree),
+        family=row.labels.get(labels.FAMILY, ""),
+        size=int(row.labels.get(labels.SIZE, "0")),
+        entries=int(row.labels.get(labels.ENTRIES, "0")),
+        target=row.target,
+        tuples=tuples_of(row),
+        created=row.created,
+    )
+
+
+def tuples_of(row: Row) -> tuple[ImageTuple, ...]:
+    """The tuples that a record's labels hold, sorted; one that cannot be read is left out."""
     tuples = []
     for label, text in row.labels.items():
         if not label.startswith(labels.TUPLE):
@@ -135,16 +156,7 @@ def decode(row: Row) -> ArtifactImage | None:
             continue
         if one.label == label:
             tuples.append(one)
-    return ArtifactImage(
-        id=row.name,
-        tree=Digest.parse(tree),
-        family=row.labels.get(labels.FAMILY, ""),
-        size=int(row.labels.get(labels.SIZE, "0")),
-        entries=int(row.labels.get(labels.ENTRIES, "0")),
-        target=row.target,
-        tuples=tuple(sorted(tuples, key=lambda one: (one.reference, one.handler, one.options))),
-        created=row.created,
-    )
+    return tuple(sorted(tuples, key=lambda one: (one.reference, one.handler, one.options)))
 
 
 def is_id(text: str) -> bool:

@@ -118,6 +118,13 @@ def _text(value: str) -> str:
     return value.strip()
 
 
+def _repository(value: str) -> str:
+    try:
+        return Reference.parse(_text(value)).name
+    except InvalidInput as error:
+        raise ValueError("name a repository, such as registry.example.com/team/signatures") from error
+
+
 # annotation → (field of PullOptions, how its value is read)
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "unpack": ("unpack", _unpack),
@@ -127,4 +134,5 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "artifact-type": ("artifact_type", _text),
     "annotations": ("annotations", _pairs),
     "referrer": ("referrer", _text),
+    "referrer-from": ("referrer_from", _repository),
 }

@@ -1,9 +1,10 @@
 """What the node does itself: pulls, status and removal where artifacts and runtime handlers matter.
 
-A pull asks the registry first, with the pod's credentials. An ordinary image is left to containerd, its
-request untouched; anything else becomes a tree of containerd's (`unlade.containerd`), which the kubelet
-then mounts by its ID like any image. Status and Remove go to containerd too, unless what they name is one
-of ours: identity is (name, handler, options) there (R1), and containerd knows names alone.
+A pull asks the registry first, with the pod's credentials. An ordinary image is left to containerd, for the
+default handler with the request untouched (`ordinary`); anything else becomes a tree of containerd's
+(`unlade.containerd`), which the kubelet then mounts by its ID like any image. Status and Remove go to
+containerd too, unless they name a handler or one of our trees: identity is (name, handler, options) (R1),
+and containerd knows names alone.
 
 Invariant: no artifact is ever answered as an image that would be mounted as an empty directory (V14). When
 we cannot reach a registry and containerd can (its own mirrors, its own credentials), containerd pulls; then
@@ -14,21 +15,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Literal, Protocol
 
 import grpc
 
-from unlade.containerd import ArtifactImage, ContainerdError, Handlers, PullOptions
+from unlade.containerd import ArtifactImage, ContainerdError, Handler, Handlers, OrdinaryImage, PullOptions
 from unlade.cri.annotations import pull_options
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.credentials import from_auth
 from unlade.cri.observed import Metrics
+from unlade.cri.ordinary import Ordinary
 from unlade.cri.passthrough import Upstream, time_left
 from unlade.cri.pulls import Pull
 from unlade.errors import InvalidInput, RegistryError
-from unlade.model import Deadline, Reference
+from unlade.model import Deadline, Platform, Reference
 from unlade.registry import CredentialSource
 from unlade.transfer import Progress
 
@@ -57,8 +60,8 @@ class Artifacts(Protocol):
         options: PullOptions | None = None,
         deadline: Deadline | None = None,
         progress: Progress = ...,
-    ) -> ArtifactImage | None:
-        """Make it mountable; None for an ordinary image."""
+    ) -> ArtifactImage | OrdinaryImage:
+        """Make it mountable; an ordinary image is resolved only."""
         ...
 
     def find(
@@ -67,18 +70,26 @@ class Artifacts(Protocol):
         """What is there; None when it is none of ours."""
         ...
 
+    def list(self) -> Sequence[ArtifactImage]:
+        """Every artifact, one per image ID."""
+        ...
+
     def remove(self, name_or_id: str, *, handler: str | None = None) -> bool:
         """Remove an image ID, or one handler's tuples of it."""
         ...
 
 
 class Images:
-    """Answers PullImage, ImageStatus and RemoveImage; thread-safe. Raises UnladeError and grpc.RpcError."""
+    """Answers PullImage, ImageStatus, RemoveImage and lists by handler; thread-safe.
+
+    Raises UnladeError and grpc.RpcError.
+    """
 
     def __init__(
         self,
         upstream: Upstream,
         artifacts: Artifacts,
+        ordinary: Ordinary,
         handlers: Handlers,
         metrics: Metrics,
         *,
@@ -86,6 +97,7 @@ class Images:
     ) -> None:
         self._upstream = upstream
         self._artifacts = artifacts
+        self._ordinary = ordinary
         self._handlers = handlers
         self._metrics = metrics
         self._is_image = is_image
@@ -117,51 +129,145 @@ class Images:
                 raise
             _log.info("left to containerd, the registry cannot be asked: %s", error.message)
             return self._pull_and_look(raw, context, pull, error)
-        if made is None:
-            return self._forward(raw, context, pull)
+        if isinstance(made, OrdinaryImage):
+            answer = self._forward(self._ordinary.asked(raw, made), context, pull)
+            pull.enter("register")
+            image = api.PullImageResponse.FromString(answer).image_ref
+            self._ordinary.pulled(image, made, deadline=deadline)
+            return answer
         self._metrics.pulls.labels("cached" if made.cached else "artifact").inc()
         self._remember(made.id, "ours")
         pull.enter("register")
         self._wait(made.id, present=True, seconds=_TAKE_UP, deadline=deadline)
-        answer: bytes = api.PullImageResponse(image_ref=made.id).SerializeToString()
-        return answer
+        told: bytes = api.PullImageResponse(image_ref=made.id).SerializeToString()
+        return told
 
     def status(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """ImageStatus, by tuple. containerd's names are those of the default handler without options."""
         request = api.ImageStatusRequest.FromString(raw)
         spec = request.image
-        handler = self._handlers.resolve(spec.runtime_handler).name
+        handler = self._handlers.resolve(spec.runtime_handler)
         options = _options(spec)
         if options.plain and not spec.runtime_handler:
             return self._as_known(raw, context)
         known = self._look(spec.image)
         if known is not None and _is_id(spec.image, known.id):
-            other = self._kind(known) == "ours" and self._artifacts.find(known.id, handler=handler) is None
-            return _absent() if other else self._as_known(raw, context)
-        found = self._artifacts.find(spec.image, handler=handler, options=options)
+            return self._as_known(raw, context) if self._has(known, handler) else _absent()
+        found = self._artifacts.find(spec.image, handler=handler.name, options=options)
         if found is not None:
             request.image.image = found.id
             return self._upstream.call("ImageStatus", request.SerializeToString(), context)
-        if known is None or self._kind(known) == "ours" or not options.plain:
+        if not options.plain:
             return _absent()
-        return self._as_known(raw, context)  # an ordinary image: one for all handlers
+        if known is not None and self._kind(known) == "ours":
+            known = None
+        image = self._ordinary.by_name(spec.image, handler, known)
+        if image is None:
+            return _absent()
+        request.image.image = image
+        return self._as_known(request.SerializeToString(), context)
 
     def remove(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """RemoveImage: with a handler its tuples, without one the whole image (R4)."""
         request = api.RemoveImageRequest.FromString(raw)
         spec = request.image
-        handler = self._handlers.resolve(spec.runtime_handler).name if spec.runtime_handler else None
+        handler = self._handlers.resolve(spec.runtime_handler) if spec.runtime_handler else None
         known = self._look(spec.image)
-        if known is not None and self._kind(known) != "ours":
-            return self._upstream.call("RemoveImage", raw, context)
-        name = known.id if known is not None and _is_id(spec.image, known.id) else spec.image
-        if not self._artifacts.remove(name, handler=handler) and known is None:
-            return self._upstream.call("RemoveImage", raw, context)
-        if known is not None and self._artifacts.find(known.id) is None:
-            with suppress(ContainerdError):
-                self._wait(known.id, present=False, seconds=_LET_GO, deadline=_deadline(context))
-        answer: bytes = api.RemoveImageResponse().SerializeToString()
+        by_id = known is not None and _is_id(spec.image, known.id)
+        if known is None or self._kind(known) == "ours" or (handler is not None and not by_id):
+            name = known.id if known is not None and by_id else spec.image
+            if self._artifacts.remove(name, handler=handler.name if handler else None):
+                if known is not None and self._artifacts.find(known.id) is None:
+                    self._gone([known.id], context)
+                return _removed()
+            if known is not None and self._kind(known) == "ours" and (handler is None or by_id):
+                return _removed()  # somebody was faster
+        if handler is None:
+            image_id = known.id if known is not None else self._called(spec.image)
+            if known is None and image_id:
+                spec.image = image_id
+                raw = request.SerializeToString()
+            remove = partial(self._upstream.call, "RemoveImage", raw, context)
+            return self._ordinary.removing(image_id, remove) if image_id else remove()
+        image = known if by_id else self._tuple(spec.image, handler, known)
+        if image is not None:
+            self._gone(self._ordinary.remove(image, handler), context)
+        return _removed()
+
+    def listed(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """ListImages: a filter that names a handler gives its tuples (R1), any other is containerd's."""
+        request = api.ListImagesRequest.FromString(raw)
+        if not request.filter.image.runtime_handler:
+            return self._upstream.call("ListImages", raw, context)
+        whole = self._upstream.call("ListImages", api.ListImagesRequest().SerializeToString(), context)
+        images = api.ListImagesResponse.FromString(whole).images
+        answer: bytes = api.ListImagesResponse(
+            images=self._chosen(request.filter.image, images)
+        ).SerializeToString()
         return answer
+
+    def streamed(self, raw: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """StreamImages, as `listed`."""
+        request = api.StreamImagesRequest.FromString(raw)
+        wanted = request.filter.image
+        if not wanted.runtime_handler:
+            yield from self._upstream.stream("StreamImages", raw, context)
+            return
+        everything = api.StreamImagesRequest().SerializeToString()
+        for part in self._upstream.stream("StreamImages", everything, context):
+            images = self._chosen(wanted, api.StreamImagesResponse.FromString(part).images)
+            yield api.StreamImagesResponse(images=images).SerializeToString()
+
+    def _chosen(self, wanted: api.ImageSpec, images: Iterable[api.Image]) -> list[api.Image]:
+        """The images of a list that are there for the handler that a filter names."""
+        handler = self._handlers.resolve(wanted.runtime_handler)
+        trees = {image.id: image for image in self._artifacts.list()}
+        ours, others = self._ordinary.of(handler)
+        fits = handler.platform.normalised() == Platform.host()
+        only = self._named(wanted, handler) if wanted.image else None
+        chosen = []
+        for image in images:
+            tree = trees.get(image.id)
+            there = handler.name in tree.handlers if tree is not None else image.id in ours
+            if tree is None and not there and image.id not in others:
+                there = fits and self._kind(image) == "image"
+            if there and (only is None or image.id in only):
+                image.spec.runtime_handler = handler.name
+                chosen.append(image)
+        return chosen
+
+    def _named(self, wanted: api.ImageSpec, handler: Handler) -> set[str]:
+        known = self._look(wanted.image)
+        if known is not None and _is_id(wanted.image, known.id):
+            return {known.id}
+        tree = self._artifacts.find(wanted.image, handler=handler.name)
+        image = self._tuple(wanted.image, handler, known)
+        return {found.id for found in (tree, image) if found is not None}
+
+    def _has(self, known: api.Image, handler: Handler) -> bool:
+        if self._kind(known) == "ours":
+            return self._artifacts.find(known.id, handler=handler.name) is not None
+        return self._ordinary.has(known.id, handler)
+
+    def _tuple(self, name: str, handler: Handler, known: api.Image | None) -> api.Image | None:
+        """The ordinary image that a name leads to for a handler."""
+        if known is not None and self._kind(known) == "ours":
+            known = None
+        image = self._ordinary.by_name(name, handler, known)
+        return self._look(image) if image is not None else None
+
+    def _called(self, name: str) -> str:
+        """The ID of what goes by a name that containerd does not know; empty when nothing does."""
+        try:
+            return self._ordinary.called(name) or ""
+        except InvalidInput:
+            return ""  # containerd says what is wrong with it
+
+    def _gone(self, records: Iterable[str], context: grpc.ServicerContext) -> None:
+        """Wait until containerd's CRI has seen that these are gone; a moment longer does no harm."""
+        for name in records:
+            with suppress(ContainerdError):
+                self._wait(name, present=False, seconds=_LET_GO, deadline=_deadline(context))
 
     def _as_known(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """containerd's own answer; an artifact that it took for an image before we came is not there."""
@@ -180,7 +286,12 @@ class Images:
     def _pull_and_look(
         self, raw: bytes, context: grpc.ServicerContext, pull: Pull, error: RegistryError
     ) -> bytes:
-        """Let containerd pull what we could not resolve; raises `error` when it got no image."""
+        """Let containerd pull what we could not resolve; raises `error` when it got no image.
+
+        It chooses for its host, so guests of another platform must wait for the registry.
+        """
+        if self._handlers.resolve(pull.handler).platform.normalised() != Platform.host():
+            raise error
         answer = self._forward(raw, context, pull)
         pulled = api.PullImageResponse.FromString(answer).image_ref
         image = self._look(pulled)
@@ -237,6 +348,11 @@ def _deadline(context: grpc.ServicerContext) -> Deadline:
 def _is_id(name: str, image: str) -> bool:
     """Whether a name is the image's ID, or the beginning of it, as people type them."""
     return bool(name) and (image == name or image.startswith(f"sha256:{name}"))
+
+
+def _removed() -> bytes:
+    answer: bytes = api.RemoveImageResponse().SerializeToString()
+    return answer
 
 
 def _absent() -> bytes:

@@ -18,7 +18,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from unlade.containerd import ArtifactImage
+from unlade.containerd import ArtifactImage, HeldImage
 from unlade.errors import UnladeError
 
 # From an answer of containerd's to a large model on a slow link.
@@ -74,7 +74,7 @@ class Metrics:
         )
         self._images = Gauge(
             "unlade_node_handler_images",
-            "Artifacts of each runtime handler other than the default",
+            "Images and artifacts of each runtime handler other than the default",
             ["handler"],
             registry=self.registry,
         )
@@ -95,15 +95,15 @@ class Metrics:
 
 
 class HandlerCounts:
-    """How many artifacts each handler has; containerd is asked every few seconds at most."""
+    """How many images and artifacts each handler has; containerd is asked every few seconds at most."""
 
     def __init__(
         self,
-        artifacts: Callable[[], Sequence[ArtifactImage]],
+        images: Callable[[], Sequence[ArtifactImage | HeldImage]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._artifacts = artifacts
+        self._images = images
         self._clock = clock
         self._lock = threading.Lock()
         self._until = -_FRESH
@@ -114,7 +114,7 @@ class HandlerCounts:
         with self._lock:
             if self._clock() >= self._until:
                 try:
-                    found = self._artifacts()
+                    found = self._images()
                 except UnladeError:
                     return math.nan
                 self._counts = Counting(name for image in found for name in image.handlers)

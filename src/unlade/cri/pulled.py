@@ -1,22 +1,19 @@
 """What containerd pulled by itself: a container image, or an artifact that it took for one.
 
 containerd records whatever has a manifest as an image, and mounts an artifact as an empty directory. Its
-CRI does not tell the two apart, its content store does: the manifest is there. The judgement is milder than
-the planner's: encrypted layers and those of lazy snapshotters are images to containerd, and stay so.
+CRI does not tell the two apart, its content store does: the manifest is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from unlade.containerd import ContainerdStore
+from unlade.containerd.ordinary import manifest_is_image
 from unlade.cri.api import images_pb2 as api
 from unlade.errors import InvalidInput
-from unlade.model import Digest, Index, Manifest, decode_manifest, mediatypes
+from unlade.model import Digest, Index, Manifest, decode_manifest
 from unlade.store import NotInStore
-
-_LAYERS: Final = ("application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs.")
 
 
 def is_image(store: ContainerdStore, image: api.Image) -> bool:
@@ -26,14 +23,6 @@ def is_image(store: ContainerdStore, image: api.Image) -> bool:
             if str(manifest.config.digest) == image.id:
                 return manifest_is_image(manifest)
     return True
-
-
-def manifest_is_image(manifest: Manifest) -> bool:
-    """An image's config, and at least one layer that containerd unpacks, or none at all."""
-    layers = [layer.media_type for layer in manifest.layers]
-    return manifest.config.media_type in mediatypes.IMAGE_CONFIGS and (
-        not layers or any(layer.startswith(_LAYERS) for layer in layers)
-    )
 
 
 def _manifests(store: ContainerdStore, digest: Digest) -> Iterator[Manifest]:

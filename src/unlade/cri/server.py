@@ -133,6 +133,8 @@ class ImageServer:
         handlers["PullImage"] = grpc.unary_unary_rpc_method_handler(self._pull)
         handlers["ImageStatus"] = grpc.unary_unary_rpc_method_handler(self._status)
         handlers["RemoveImage"] = grpc.unary_unary_rpc_method_handler(self._remove)
+        handlers["ListImages"] = grpc.unary_unary_rpc_method_handler(self._list)
+        handlers["StreamImages"] = grpc.unary_stream_rpc_method_handler(self._stream)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(IMAGE_SERVICE, handlers),)
         )
@@ -155,6 +157,15 @@ class ImageServer:
     def _remove(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         return self._answer("RemoveImage", self._images.remove, request, context, {})
 
+    def _list(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        return self._answer("ListImages", self._images.listed, request, context, {})
+
+    def _stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from self._images.streamed(request, context)
+        except UnladeError as error:
+            self._refuse("StreamImages", error, context, {})
+
     def _answer(
         self, name: str, call: Handler, request: bytes, context: grpc.ServicerContext, about: dict[str, Any]
     ) -> bytes:
@@ -167,10 +178,7 @@ class ImageServer:
             return answer
         except UnladeError as error:
             code = status(error)
-            self._metrics.errors.labels(error.code).inc()
-            told = {**about, "code": error.code, "next": error.next_step}
-            _log.warning("%s: %s", name, error.message, extra={"about": told})
-            context.abort(code, message(error))
+            self._refuse(name, error, context, about)
             raise  # not reached: abort raises
         except grpc.RpcError as error:
             code = error.code()
@@ -179,6 +187,15 @@ class ImageServer:
             if code == grpc.StatusCode.UNKNOWN:
                 code = context.code() or code  # containerd's own, passed on
             self._metrics.calls.labels(name, code.name).observe(time.monotonic() - began)
+
+    def _refuse(
+        self, name: str, error: UnladeError, context: grpc.ServicerContext, about: dict[str, Any]
+    ) -> None:
+        """End a call with our error; raises."""
+        self._metrics.errors.labels(error.code).inc()
+        told = {**about, "code": error.code, "next": error.next_step}
+        _log.warning("%s: %s", name, error.message, extra={"about": told})
+        context.abort(status(error), message(error))
 
     def start(self) -> None:
         """Listen; the socket is in its place when this returns."""

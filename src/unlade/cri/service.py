@@ -18,10 +18,11 @@ from typing import Final, Self
 
 import grpc
 
-from unlade.containerd import Artifacts, Containerd, ContainerdStore, Handler
+from unlade.containerd import Artifacts, Containerd, ContainerdStore, Handler, Handlers, OrdinaryImages
 from unlade.containerd.ingests import ingested
 from unlade.cri.images import Images
 from unlade.cri.observed import HandlerCounts, Metrics
+from unlade.cri.ordinary import Ordinary
 from unlade.cri.passthrough import Upstream, connect
 from unlade.cri.pulled import is_image
 from unlade.cri.pulls import Pulls
@@ -46,8 +47,14 @@ class NodeConfig:
     parallel_pulls: int = 8
     parallel_pulls_per_registry: int = 0  # 0: as many as run at all
     handlers: tuple[Handler, ...] = ()
+    # The kubelet's gate RuntimeClassInImageCriApi is on: pulls name the handler that they are for.
+    handlers_are_told: bool = False
     registry: RegistryConfig = field(default_factory=RegistryConfig.system)
     credentials: CredentialSource = field(default_factory=DockerConfigCredentials)
+
+    def everywhere(self, handlers: Handlers) -> bool:
+        """Whether artifacts go into all handlers' snapshotters: nobody says which of them will mount one."""
+        return not self.handlers_are_told and len(handlers.snapshotters()) > 1
 
 
 class NodeService:
@@ -109,7 +116,9 @@ class NodeService:
         handlers = discover(channel, config.handlers, seconds=_START)
         containerd = parts.enter_context(Containerd(config.containerd, state=config.state))
         registry = parts.enter_context(Registry(config.registry, config.credentials))
-        artifacts = parts.enter_context(Artifacts(containerd, registry, handlers))
+        everywhere = config.everywhere(handlers)
+        artifacts = parts.enter_context(Artifacts(containerd, registry, handlers, everywhere=everywhere))
+        held = OrdinaryImages(containerd, handlers.default)
         recovered = artifacts.recover()
         _log.info(
             "tidied away: %d leases, %d images, %d names",
@@ -117,11 +126,12 @@ class NodeService:
         )
         upstream = Upstream(channel)
         looks = partial(is_image, ContainerdStore(containerd))
-        images = Images(upstream, artifacts, handlers, self.metrics, is_image=looks)
+        ordinary = Ordinary(held, handlers)
+        images = Images(upstream, artifacts, ordinary, handlers, self.metrics, is_image=looks)
         self._upstream = upstream
         self.pulls.ingested = partial(ingested, containerd)
         others = [name for name in handlers.known if name != handlers.default]
-        self.metrics.watch_handlers(others, HandlerCounts(artifacts.list))
+        self.metrics.watch_handlers(others, HandlerCounts(lambda: [*artifacts.list(), *held.recorded()]))
         return ImageServer(
             config.socket,
             upstream,

@@ -33,6 +33,8 @@ deletion_threshold = 1000000
 mutation_threshold = 1000000
 # The share of time that may go into collections: in practice, none but those asked for.
 pause_threshold = 0.000001
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{base}/certs.d"
 [plugins."io.containerd.cri.v1.runtime".cni]
 conf_dir = "{base}/cni"
 """
@@ -59,6 +61,12 @@ class Daemon:
             assert self._process.poll() is None, (self.base / "log").read_text()[-2000:]
             assert time.monotonic() < end, (self.base / "log").read_text()[-2000:]
             time.sleep(0.1)
+
+    def without_tls(self, host: str) -> None:
+        """Have its CRI plugin pull from a registry by plain HTTP."""
+        directory = self.base / "certs.d" / host
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "hosts.toml").write_text(f'server = "http://{host}"\n')
 
     def stop(self, *, kill: bool = False) -> None:
         """End it, by SIGKILL when told; returns when it is gone."""

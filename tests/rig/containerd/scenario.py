@@ -1,5 +1,7 @@
 """The work that the fault tests interrupt: recover, pull, pull again after the tag moved, remove.
 
+Ordinary images are put into containerd as its own CRI plugin would do it, which has one namespace only.
+
 Run as a program with the addresses of containerd and of a registry. It prints each failpoint that it
 reaches when told to trace, and ends with 0 when all of it was done. Whatever happened to an earlier run,
 this one must succeed: that is the test.
@@ -7,21 +9,38 @@ this one must succeed: that is the test.
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from unlade.containerd import Artifacts, Containerd, Handler, Handlers
+from rig.images import tar
+from unlade.containerd import (
+    ArtifactImage,
+    Artifacts,
+    Containerd,
+    ContainerdStore,
+    Handler,
+    Handlers,
+    OrdinaryImage,
+    OrdinaryImages,
+    leases,
+)
+from unlade.containerd.images import ImageRecords
 from unlade.kernel import failpoints
-from unlade.model import Platform
+from unlade.model import Deadline, Descriptor, Digest, Platform, Reference
+from unlade.model.mediatypes import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST
 from unlade.registry import Registry, RegistryConfig
 
-AMD64 = Platform("linux", "amd64")
+AMD64, ARM64 = Platform("linux", "amd64"), Platform("linux", "arm64")
 HANDLERS = Handlers(
     "runc",
     {
         "runc": Handler("runc", AMD64),
         "second": Handler("second", AMD64),
         "plain": Handler("plain", AMD64, "native"),
+        "guest": Handler("guest", ARM64),
+        "vm": Handler("vm", ARM64, "native"),
     },
 )
 REPO = "models/crash"
@@ -35,17 +54,62 @@ def work(artifacts: Artifacts, host: str) -> None:
     merged = artifacts.pull(f"{name}:merged")
     other = artifacts.pull(f"{name}:one", handler="second")
     native = artifacts.pull(f"{name}:one", handler="plain")
-    assert first and merged and other and native
+    assert isinstance(first, ArtifactImage) and isinstance(merged, ArtifactImage)
+    assert isinstance(other, ArtifactImage) and isinstance(native, ArtifactImage)
     assert first.id == other.id == native.id != merged.id
     # `moving` leads elsewhere on each run: to what `one` is, then to what `merged` is.
     for tag in ("one", "merged"):
         point_tag(host, tag)
         moved = artifacts.pull(f"{name}:moving")
-        assert moved and moved.id == (first if tag == "one" else merged).id
+        assert isinstance(moved, ArtifactImage) and moved.id == (first if tag == "one" else merged).id
     assert artifacts.remove(first.id, handler="second")
     assert artifacts.remove(first.id, handler="plain")
     assert artifacts.remove(first.id)
     assert artifacts.remove(merged.id)
+    ordinary(artifacts.containerd)
+
+
+def ordinary(containerd: Containerd) -> None:
+    """An image of containerd's for a guest's two snapshotters; its tag moves; it goes handler by handler."""
+    images = OrdinaryImages(containerd, "runc")
+    made = [imported(containerd, number) for number in (1, 2)]
+    never = Deadline.never()
+    for image in made:
+        for handler in ("guest", "vm"):
+            images.record(str(image.config), replace(image, handler=HANDLERS.known[handler]), deadline=never)
+    assert images.remove(str(made[1].config), "vm", ()) == []
+    names = [f"r.example/{REPO}@{made[1].manifest}"]
+    assert images.remove(str(made[1].config), "guest", names) == [*names, str(made[1].config)]
+    for handler in ("guest", "vm"):
+        images.remove(str(made[0].config), handler, [f"r.example/{REPO}@{made[0].manifest}"])
+    assert images.recorded() == []
+
+
+def imported(containerd: Containerd, number: int) -> OrdinaryImage:
+    """What containerd has after its own pull of an image of two layers, by digest."""
+    content = ContainerdStore(containerd)
+    with leases.lease(containerd, "import") as lease:
+
+        def put(media_type: str, data: bytes) -> Descriptor:
+            described = Descriptor(media_type=media_type, digest=Digest.of(data), size=len(data))
+            content.put(described, data, lease=lease)
+            return described
+
+        layers = [put(OCI_LAYER, tar({name: bytes([number])})) for name in ("a", "b")]
+        rootfs = {"type": "layers", "diff_ids": [str(layer.digest) for layer in layers]}
+        facts = {"architecture": "arm64", "os": "linux", "rootfs": rootfs}
+        config = put(OCI_CONFIG, json.dumps(facts).encode())
+        document = {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "config": config.to_json(),
+            "layers": [layer.to_json() for layer in layers],
+        }
+        manifest = put(OCI_MANIFEST, json.dumps(document).encode())
+        for name in (f"r.example/{REPO}@{manifest.digest}", str(config.digest)):
+            ImageRecords(containerd).put(name, manifest, {})
+    wanted = Reference.parse(f"r.example/{REPO}:ordinary")
+    return OrdinaryImage(wanted, HANDLERS.known["guest"], manifest.digest, config.digest)
 
 
 def point_tag(host: str, tag: str) -> None:

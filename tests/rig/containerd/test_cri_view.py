@@ -14,7 +14,7 @@ from rig.kube import until
 from tests.fakes.registry import FakeRegistry
 from tests.rig.containerd.daemon import Daemon
 from tests.rig.containerd.test_artifacts import left, nothing, titled
-from unlade.containerd import Artifacts, Containerd, Handlers, PullOptions
+from unlade.containerd import ArtifactImage, Artifacts, Containerd, Handlers, PullOptions
 from unlade.cri.api import images_pb2 as api
 from unlade.registry import Registry, RegistryConfig
 
@@ -80,7 +80,7 @@ def test_what_a_kubelet_is_told(
     reference = fake.reference("models/tiny", "v1")
     pinned = f"{reference.name}@{pushed.digest}"
     image = artifacts.pull(reference)
-    assert image is not None
+    assert isinstance(image, ArtifactImage)
     for round_ in ("pulled", "restarted"):
         for name in (str(reference), pinned, image.id):
             told = until(f"{name} {round_}", partial(status, ask, name), seconds=10)
@@ -103,7 +103,7 @@ def test_a_part_is_not_shown_under_the_name_of_the_whole(
     titled(fake, {"weights.bin": b"w", "config.json": b"{}"})
     reference = fake.reference("models/tiny", "v1")
     part = artifacts.pull(reference, options=PullOptions(only=("*.json",)))
-    assert part is not None
+    assert isinstance(part, ArtifactImage)
     until("the image by its ID", lambda: status(ask, part.id), seconds=10)
     assert status(ask, str(reference)) is None
     assert artifacts.remove(part.id)
@@ -116,7 +116,7 @@ def test_removed_by_containerd_alone(
     before = daemon.directories()
     titled(fake, {"weights.bin": b"w" * 1000})
     image = artifacts.pull(fake.reference("models/tiny", "v1"))
-    assert image is not None
+    assert isinstance(image, ArtifactImage)
     until("containerd knows it", lambda: status(ask, image.id), seconds=10)
     ask("RemoveImage", api.RemoveImageRequest(image=api.ImageSpec(image=image.id)), api.RemoveImageResponse)
     artifacts.collect()

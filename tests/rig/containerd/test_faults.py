@@ -31,7 +31,7 @@ from tests.fakes.registry import FakeRegistry
 from tests.rig.containerd.daemon import Daemon
 from tests.rig.containerd.scenario import HANDLERS, REPO
 from tests.rig.containerd.test_artifacts import left, nothing, titled
-from unlade.containerd import Artifacts, Containerd, ContainerdUnavailable
+from unlade.containerd import ArtifactImage, Artifacts, Containerd, ContainerdUnavailable
 from unlade.errors import UnladeError
 from unlade.kernel import failpoints
 from unlade.model import Descriptor
@@ -152,7 +152,7 @@ def test_containerd_is_killed_in_mid_pull(
                 image = pulling.result(timeout=60)
             finally:
                 host.clear_faults()
-            assert image is not None and image.size == len(data)
+            assert isinstance(image, ArtifactImage) and image.size == len(data)
             assert artifacts.find(image.id) == image
             assert artifacts.remove(image.id)
         assert left(daemon, connection) == nothing()
@@ -214,7 +214,7 @@ def test_a_full_disk(small: Daemon, host: FakeRegistry, tmp_path: Path) -> None:
         assert left(small, connection) == nothing()
         assert small.directories() == set(), "the space is free again"
         image = artifacts.pull(f"{host.host}/{REPO}:one")
-        assert image is not None and image.size == 300_000
+        assert isinstance(image, ArtifactImage) and image.size == 300_000
 
 
 def test_containerd_is_restarted_again_and_again(

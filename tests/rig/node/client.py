@@ -42,6 +42,12 @@ class Client:
         answer = self.call("ListImages", api.ListImagesRequest(), api.ListImagesResponse)
         return sorted(image.id for image in answer.images)
 
+    def listed(self, handler: str, image: str = "") -> list[tuple[str, str]]:
+        """ListImages with a filter that names a handler: IDs, and the handler that is told with each."""
+        wanted = api.ImageFilter(image=api.ImageSpec(image=image, runtime_handler=handler))
+        answer = self.call("ListImages", api.ListImagesRequest(filter=wanted), api.ListImagesResponse)
+        return sorted((image.id, image.spec.runtime_handler) for image in answer.images)
+
     def pull(
         self,
         image: str,

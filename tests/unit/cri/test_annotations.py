@@ -24,6 +24,7 @@ def test_options_are_for_the_references_they_name() -> None:
         "unlade.dev/artifact-type": "application/x",
         "unlade.dev/annotations": "quantization=q8,size=a=b",
         "unlade.dev/referrer": "application/sbom",
+        "unlade.dev/referrer-from": "r.example/signatures",
     }
     expected = PullOptions(
         unpack="never",
@@ -33,6 +34,7 @@ def test_options_are_for_the_references_they_name() -> None:
         artifact_type="application/x",
         annotations={"quantization": "q8", "size": "a=b"},
         referrer="application/sbom",
+        referrer_from="r.example/signatures",
     )
     assert pull_options(told, REF) == expected
     assert pull_options(told, "r.example/other:latest") == expected

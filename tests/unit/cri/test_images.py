@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +12,19 @@ import grpc
 import pytest
 
 from tests.rig.node.client import Client
-from unlade.containerd import ArtifactImage, Handler, Handlers, ImageTuple, PullOptions
+from unlade.containerd import (
+    ArtifactImage,
+    Handler,
+    Handlers,
+    HeldImage,
+    ImageTuple,
+    OrdinaryImage,
+    PullOptions,
+)
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.images import Images
 from unlade.cri.observed import Metrics
+from unlade.cri.ordinary import Ordinary
 from unlade.cri.passthrough import IMAGE_SERVICE, Upstream, connect
 from unlade.cri.server import ImageServer
 from unlade.errors import NothingProduced
@@ -26,8 +35,13 @@ from unlade.transfer import Progress, ProgressEvent
 IMAGE = "sha256:" + "1" * 64
 TREE = "sha256:" + "2" * 64
 EMPTY = "sha256:" + "3" * 64
+GUESTS = "sha256:" + "4" * 64
 HOST = Platform.host()
-HANDLERS = Handlers("runc", {name: Handler(name, HOST) for name in ("runc", "vm")})
+GUEST = Platform("linux", "riscv64")
+HANDLERS = Handlers(
+    "runc", {name: Handler(name, GUEST if name == "guest" else HOST) for name in ("runc", "vm", "guest")}
+)
+ENTRY = Digest.parse("sha256:" + "e" * 64)
 
 
 class FakeContainerd:
@@ -37,12 +51,15 @@ class FakeContainerd:
         self.names: dict[str, str] = {}
         self.pulls: list[bytes] = []
         self.gets = IMAGE
+        self.index = False
 
     def status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         name = api.ImageStatusRequest.FromString(request).image.image
         answer = api.ImageStatusResponse()
         if name in self.names:
             answer.image.id = self.names[name]
+            others = [other for other in self.names if self.names[other] == self.names[name]]
+            answer.image.repo_tags.extend(other for other in others if not other.startswith("sha256:"))
         return bytes(answer.SerializeToString())
 
     def pull(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -50,8 +67,14 @@ class FakeContainerd:
         name = api.PullImageRequest.FromString(request).image.image
         if "missing" in name:
             context.abort(grpc.StatusCode.NOT_FOUND, "containerd's own words")
-        self.names |= {name: self.gets, self.gets: self.gets}
-        return bytes(api.PullImageResponse(image_ref=self.gets).SerializeToString())
+        # By digest, a guest's entry: another image than the one the tag leads to here.
+        gets = GUESTS if name.endswith(str(ENTRY)) and self.index else self.gets
+        self.names |= {name: gets, gets: gets}
+        return bytes(api.PullImageResponse(image_ref=gets).SerializeToString())
+
+    def list(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        images = [api.Image(id=image) for image in sorted(set(self.names.values()))]
+        return bytes(api.ListImagesResponse(images=images).SerializeToString())
 
     def remove(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         gone = self.names.get(api.RemoveImageRequest.FromString(request).image.image)
@@ -77,17 +100,23 @@ class FakeArtifacts:
         options: PullOptions | None = None,
         deadline: Deadline | None = None,
         progress: Progress = lambda _event: None,
-    ) -> ArtifactImage | None:
+    ) -> ArtifactImage | OrdinaryImage:
         self.asked.append({"handler": handler, "credentials": credentials, "options": options})
         tree = self.outcome(progress)
         if tree is None:
-            return None
+            wanted = reference if isinstance(reference, Reference) else Reference.parse(reference)
+            return OrdinaryImage(wanted, HANDLERS.resolve(handler), ENTRY, Digest.parse(IMAGE))
         options = options or PullOptions()
         self.tuples[str(reference), handler or "runc", options.fingerprint()] = tree
         self.containerd.names[tree] = tree
         if handler in ("", "runc") and options.plain:
             self.containerd.names[str(reference)] = tree
-        return self.find(tree)
+        found = self.find(tree)
+        assert found is not None
+        return found
+
+    def list(self) -> list[ArtifactImage]:
+        return [found for tree in set(self.tuples.values()) if (found := self.find(tree))]
 
     def find(
         self, name_or_id: str, *, handler: str | None = None, options: PullOptions | None = None
@@ -125,12 +154,55 @@ class FakeArtifacts:
 
 
 @dataclass
+class FakeRecords:
+    """Tuples of ordinary images."""
+
+    containerd: FakeContainerd
+    tuples: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def get(self, image_id: str) -> HeldImage | None:
+        leading = tuple(ImageTuple(*key) for key, image in self.tuples.items() if image == image_id)
+        return HeldImage(image_id, "", leading, 0.0) if image_id in self.containerd.names else None
+
+    def find(self, name: str, handler: str) -> HeldImage | None:
+        image = self.tuples.get((name, handler))
+        return self.get(image) if image else None
+
+    def named(self, name: str) -> HeldImage | None:
+        return next((self.get(image) for (other, _), image in self.tuples.items() if other == name), None)
+
+    def recorded(self) -> list[HeldImage]:
+        return [held for image in sorted(set(self.tuples.values())) if (held := self.get(image))]
+
+    def record(self, image_id: str, made: OrdinaryImage, *, deadline: Deadline) -> HeldImage:
+        for name in (str(made.reference), made.pinned):
+            self.tuples[name, made.handler.name] = image_id
+        held = self.get(image_id)
+        assert held is not None
+        return held
+
+    def remove(self, image_id: str, handler: str, names: Collection[str]) -> list[str] | None:
+        self.tuples = {
+            key: image for key, image in self.tuples.items() if image != image_id or key[1] != handler
+        }
+        if image_id in self.tuples.values():
+            return []
+        for name in (*names, image_id):
+            del self.containerd.names[name]
+        return [*names, image_id]
+
+    def removed(self, held: HeldImage) -> None:
+        self.tuples = {key: image for key, image in self.tuples.items() if image != held.id}
+
+
+@dataclass
 class Scene:
     """Everything that talks, and the client."""
 
     client: Client
     containerd: FakeContainerd
     artifacts: FakeArtifacts
+    records: FakeRecords
     metrics: Metrics
 
 
@@ -138,7 +210,12 @@ class Scene:
 def scene(tmp_path: Path) -> Iterator[Scene]:
     containerd = FakeContainerd()
     below = grpc.server(ThreadPoolExecutor(4))
-    calls = {"ImageStatus": containerd.status, "PullImage": containerd.pull, "RemoveImage": containerd.remove}
+    calls = {
+        "ImageStatus": containerd.status,
+        "PullImage": containerd.pull,
+        "RemoveImage": containerd.remove,
+        "ListImages": containerd.list,
+    }
     handlers = {name: grpc.unary_unary_rpc_method_handler(call) for name, call in calls.items()}
     below.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(IMAGE_SERVICE, handlers),))
     below.add_insecure_port(f"unix://{tmp_path}/containerd.sock")
@@ -147,11 +224,15 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     channel = connect(f"{tmp_path}/containerd.sock")
     upstream = Upstream(channel)
     metrics = Metrics()
-    images = Images(upstream, artifacts, HANDLERS, metrics, is_image=lambda image: image.id == IMAGE)
+    records = FakeRecords(containerd)
+    ordinary = Ordinary(records, HANDLERS)
+    images = Images(
+        upstream, artifacts, ordinary, HANDLERS, metrics, is_image=lambda image: image.id in (IMAGE, GUESTS)
+    )
     server = ImageServer(f"{tmp_path}/image.sock", upstream, images, metrics)
     server.start()
     client = Client(f"{tmp_path}/image.sock")
-    yield Scene(client, containerd, artifacts, metrics)
+    yield Scene(client, containerd, artifacts, records, metrics)
     client.channel.close()
     server.close(0)
     channel.close()
@@ -263,12 +344,106 @@ def test_status_is_by_tuple(scene: Scene) -> None:
     assert scene.client.status("r.example/a:1") is None
 
 
-def test_ordinary_images_are_there_for_every_handler(scene: Scene) -> None:
+def test_what_came_without_us_is_there_for_every_handler_of_the_host(scene: Scene) -> None:
     scene.containerd.names = {"r.example/a:1": IMAGE, IMAGE: IMAGE}
     for name in ("r.example/a:1", IMAGE):
-        found = scene.client.status(name, handler="vm")
+        for handler in ("runc", "vm"):
+            found = scene.client.status(name, handler=handler)
+            assert found is not None
+            assert found.id == IMAGE
+        assert scene.client.status(name, handler="guest") is None
+
+
+def _ordinary(scene: Scene) -> None:
+    scene.artifacts.outcome = lambda _progress: None
+
+
+def test_an_ordinary_image_is_there_for_whom_it_was_pulled(scene: Scene) -> None:
+    """R1: containerd has it once, and each handler's pod pulls it for itself."""
+    _ordinary(scene)
+    scene.client.pull("r.example/a:1")
+    for name in ("r.example/a:1", IMAGE):
+        assert scene.client.status(name) is not None
+        assert scene.client.status(name, handler="runc") is not None
+        assert scene.client.status(name, handler="vm") is None
+    assert scene.client.pull("r.example/a:1", handler="vm") == IMAGE
+    asked = api.PullImageRequest.FromString(scene.containerd.pulls[-1]).image
+    assert (asked.image, asked.runtime_handler) == (f"r.example/a@{ENTRY}", "vm")
+    for name in ("r.example/a:1", IMAGE):
+        assert scene.client.status(name, handler="vm") is not None
+
+
+def test_a_tag_belongs_to_the_default_handler(scene: Scene) -> None:
+    _ordinary(scene)
+    scene.client.pull("r.example/a:1", handler="vm")
+    assert scene.client.status("r.example/a:1") is None
+    assert scene.client.status("r.example/a:1", handler="runc") is None
+    assert scene.client.status("r.example/a:1", handler="vm") is not None
+
+
+def test_guests_of_another_platform_get_their_own_entry(scene: Scene) -> None:
+    """R3: containerd is asked for the entry by digest, since it would choose its host's."""
+    _ordinary(scene)
+    scene.containerd.index = True
+    host, guest = scene.client.pull("r.example/a:1"), scene.client.pull("r.example/a:1", handler="guest")
+    assert (host, guest) == (IMAGE, GUESTS)
+    asked = api.PullImageRequest.FromString(scene.containerd.pulls[-1]).image
+    assert (asked.image, asked.runtime_handler) == (f"r.example/a@{ENTRY}", "guest")
+    for handler, expected in (("", host), ("runc", host), ("guest", guest)):
+        found = scene.client.status("r.example/a:1", handler=handler)
         assert found is not None
-        assert found.id == IMAGE
+        assert found.id == expected
+    scene.client.remove("r.example/a:1", handler="guest")
+    assert scene.client.status("r.example/a:1", handler="guest") is None
+    assert scene.client.status("r.example/a:1", handler="runc") is not None
+
+
+def test_guests_wait_for_a_registry_that_only_containerd_reaches(scene: Scene) -> None:
+    scene.artifacts.outcome = _unreachable
+    assert _refused(lambda: scene.client.pull("r.example/a:1", handler="guest"))[0] == (
+        grpc.StatusCode.UNAVAILABLE
+    )
+    assert scene.containerd.pulls == []
+
+
+def test_removal_of_ordinary_images_by_handler(scene: Scene) -> None:
+    """R4: one tuple goes, the others stay; without a handler all of the ID."""
+    _ordinary(scene)
+    for handler in ("", "vm"):
+        scene.client.pull("r.example/a:1", handler=handler)
+    scene.client.remove("r.example/a:1", handler="vm")
+    assert scene.client.status("r.example/a:1", handler="vm") is None
+    assert scene.client.status("r.example/a:1", handler="runc") is not None
+    scene.client.remove(IMAGE, handler="vm")
+    assert scene.client.status(IMAGE) is not None
+    scene.client.remove(IMAGE, handler="runc")
+    assert scene.containerd.names == {}
+    scene.client.remove(IMAGE, handler="runc")
+
+
+def test_removal_without_a_handler_finds_another_handlers_image(scene: Scene) -> None:
+    _ordinary(scene)
+    scene.containerd.index = True
+    scene.client.pull("r.example/a:1", handler="guest")
+    scene.client.remove("r.example/a:1")
+    assert scene.containerd.names == {}
+
+
+def test_lists_that_name_a_handler(scene: Scene) -> None:
+    """R1: its tuples alone; a stock kubelet's list names none and shows each ID once."""
+    _ordinary(scene)
+    scene.client.pull("r.example/a:1")
+    scene.containerd.index = True
+    scene.client.pull("r.example/a:1", handler="guest")
+    scene.artifacts.outcome = lambda _progress: TREE
+    scene.client.pull("r.example/tree:1", handler="vm")
+    assert scene.client.images() == [IMAGE, TREE, GUESTS]
+    assert scene.client.listed("runc") == [(IMAGE, "runc")]
+    assert scene.client.listed("guest") == [(GUESTS, "guest")]
+    assert scene.client.listed("vm") == [(TREE, "vm")]
+    assert scene.client.listed("vm", "r.example/a:1") == []
+    assert scene.client.listed("guest", "r.example/a:1") == [(GUESTS, "guest")]
+    assert _refused(lambda: scene.client.listed("gone"))[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_removal_by_handler_leaves_the_others(scene: Scene) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.corpus import Artifact, corpus
-from unlade.cri.pulled import manifest_is_image
+from unlade.containerd.ordinary import manifest_is_image
 from unlade.model import Manifest
 
 
