@@ -1,4 +1,4 @@
-"""`python -m tests.unit.killed.runs HOST WORK SEED RUNS PART PARTS`: kill, check, try again; a line of JSON a run.
+"""`python -m tests.unit.killed.runs HOST WORK SEED RUNS PART PARTS`: kill, check, try again; JSON lines.
 
 A process of its own without threads, which forks a child for every command: SIGKILL then hits a whole process
 of ours, and starting one costs milliseconds. Children whose parent was killed come to this process, so that
