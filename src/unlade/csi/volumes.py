@@ -1,15 +1,16 @@
 """Inline volumes: from a pod's attributes to a read-only directory in the pod, and back.
 
 Publishing, in this order, each step safe to be the last before a crash: the tree is in the store; a lease
-that outlives the process holds it; the record is written and synced; the target is made; the mount is put
-there by one call. Unpublishing goes the other way. So what is mounted is on record, what is on record is
-held, and whatever a crash leaves, the kubelet's next call (or `recover`) ends in one of the two states.
+that outlives the process holds it; the record is written and synced (a lease that a power loss forgot is
+made again from it); the target is made; the mount is put there by one call. Unpublishing goes the other way.
+So what is mounted is on record, what is on record is held, and whatever a crash leaves, the kubelet's next
+call (or `recover`) ends in one of the two states.
 
 What a pod sees is decided once: a publish that finds its record mounts the recorded digests, whatever the
 tags mean by now. The store is a directory of this node; containerd is not needed.
 
 Cost of a publish whose content is here: no request to the registry when the policy and a remembered grant
-allow it, one synced transaction, one synced file, and a mount: a few milliseconds.
+allow it, one synced file, and a mount: a few milliseconds.
 """
 
 from __future__ import annotations
@@ -288,8 +289,9 @@ class Inline:
 
     def _hold(self, key: str, tree: Digest, pod: str) -> Tree | None:
         """Hold a tree for a volume, over crashes and reboots; None when it is not in the store."""
-        lease = self._store.leases.keep(_LEASE + key, f"volume of {pod}", ttl=_FOR_EVER)
-        return self._trees.find(tree, lease=lease)
+        if not self._store.leases.pin(_LEASE + key, f"volume of {pod}", tree, ttl=_FOR_EVER):
+            return None
+        return self._trees.find(tree)
 
 
 class _Flight:

@@ -125,6 +125,17 @@ class Images:
             )
             return [_record(row) for row in rows]
 
+    def sharing(self, tree: Digest, manifests: Iterable[Digest]) -> list[ImageRecord]:
+        """Every record that has this tree, or one of these manifests."""
+        digests = [str(one) for one in manifests]
+        with self._database.read() as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS} FROM images WHERE tree = ?"  # noqa: S608
+                f" OR manifest_digest IN ({', '.join('?' * len(digests))}) ORDER BY reference, handler",
+                (str(tree), *digests),
+            )
+            return [_record(row) for row in rows]
+
     def all(self) -> list[ImageRecord]:
         """Every record, by reference and handler."""
         with self._database.read() as connection:

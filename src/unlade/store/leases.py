@@ -99,6 +99,19 @@ class Leases:
         """A lease by a chosen name that outlives this process, until released or expired."""
         return self._add(lease_id, purpose, ttl, "")
 
+    def pin(self, lease_id: str, purpose: str, key: Digest, *, ttl: float) -> bool:
+        """`keep` a lease and hold a tree by it at once; False, and no lease made, when it is not there.
+
+        Not synced: for callers that have a durable record of their own and pin again after a power loss.
+        """
+        with self._database.write(durable=False) as connection:
+            there = connection.execute("SELECT 1 FROM objects WHERE name = ?", (f"t:{key}",)).fetchone()
+            if there:
+                _put(connection, lease_id, purpose, "", ttl)
+                hold(connection, lease_id, f"t:{key}")
+        failpoints.reach("store.lease.pinned")
+        return bool(there)
+
     def all(self) -> list[LeaseInfo]:
         """Every lease that is still on record, dead ones included."""
         with self._database.read() as connection:
@@ -137,16 +150,20 @@ class Leases:
         return not owner or OwnerLock.alive(self._owners, owner)
 
     def _add(self, lease_id: str, purpose: str, ttl: float, owner: str) -> DirLease:
-        now = time.time()
         # One that outlives its process must survive a power loss too; one that does not, need not.
         with self._database.write(durable=not owner) as connection:
-            connection.execute(
-                "INSERT INTO leases (id, purpose, owner, created, expires) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (id) DO UPDATE SET purpose = excluded.purpose, expires = excluded.expires",
-                (lease_id, purpose, owner, now, now + ttl),
-            )
+            _put(connection, lease_id, purpose, owner, ttl)
         failpoints.reach("store.lease.added")
         return DirLease(self._database, lease_id)
+
+
+def _put(connection: Connection, lease_id: str, purpose: str, owner: str, ttl: float) -> None:
+    now = time.time()
+    connection.execute(
+        "INSERT INTO leases (id, purpose, owner, created, expires) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET purpose = excluded.purpose, expires = excluded.expires",
+        (lease_id, purpose, owner, now, now + ttl),
+    )
 
 
 def hold(connection: Connection, lease_id: str, name: str) -> bool:
