@@ -311,11 +311,8 @@ class Engine:
         if not unproved(plan, context):
             return
         key, manifests = self.tree_key(plan), {one.descriptor.digest for one in found}
-        origins = [
-            Reference.parse(record.reference)
-            for record in self._need_store().images.all()
-            if record.tree == key or record.manifest.digest in manifests
-        ]
+        records = self._need_store().images.sharing(key, manifests)
+        origins = [Reference.parse(record.reference) for record in records]
         names = {origin.name for origin in origins}
         if all(one.reference.name in names for one in found):
             return
