@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from unlade.registry import Credential, InvalidCredentials, KubeletProviderCredentials, providers
+from unlade.registry import (
+    Credential,
+    InvalidCredentials,
+    KubeletProviderCredentials,
+    ServiceAccount,
+    providers,
+)
 from unlade.registry.durations import parse_duration
 
 API = "credentialprovider.kubelet.k8s.io/v1"
@@ -210,3 +216,46 @@ def test_a_configuration_that_is_missing(plugins: Plugins) -> None:
 )
 def test_durations(text: str, seconds: float | None) -> None:
     assert parse_duration(text) == seconds
+
+
+class TestServiceAccountTokens:
+    """Providers that trade the pod's own token (kubelet: tokenAttributes)."""
+
+    def wanting(self, plugins: Plugins, **attributes: Any) -> KubeletProviderCredentials:
+        wants = {"serviceAccountTokenAudience": "aud", "cacheType": "Token", "requireServiceAccount": True}
+        plugins.add(
+            "p",
+            answer({"r.example": {"username": "u", "password": "s"}}),
+            "r.example",
+            tokenAttributes={**wants, **attributes},
+        )
+        return plugins.source()
+
+    def test_the_token_is_passed_and_answers_are_for_it_alone(self, plugins: Plugins) -> None:
+        source = self.wanting(plugins)
+        one, two = (ServiceAccount("ns", "sa", "uid", {"aud": token}) for token in ("t1", "t2"))
+        for account in (one, one, two):
+            assert source.acting_for(account).lookup("r.example", "a") == [Credential("u", "s")]
+        assert [asked["serviceAccountToken"] for asked in plugins.asked("p")] == ["t1", "t2"]
+
+    def test_answers_may_be_for_the_account(self, plugins: Plugins) -> None:
+        source = self.wanting(plugins, cacheType="ServiceAccount")
+        for namespace, token in (("a", "t1"), ("a", "t2"), ("b", "t3")):
+            source.acting_for(ServiceAccount(namespace, "sa", "uid", {"aud": token})).lookup("r.example", "a")
+        assert [asked["serviceAccountToken"] for asked in plugins.asked("p")] == ["t1", "t3"]
+
+    def test_without_what_it_wants_a_provider_is_not_asked(self, plugins: Plugins) -> None:
+        source = self.wanting(plugins)
+        assert source.lookup("r.example", "a") == []
+        other = ServiceAccount("ns", "sa", "uid", {"other": "t"})
+        assert source.acting_for(other).lookup("r.example", "a") == []
+        plugins.entries.clear()
+        annotated = self.wanting(plugins, requiredServiceAccountAnnotationKeys=["example.com/role"])
+        known = ServiceAccount("ns", "sa", "uid", {"aud": "t"})
+        assert annotated.acting_for(known).lookup("r.example", "a") == []
+        assert plugins.asked("p") == []
+
+    def test_one_that_can_do_without_is_asked_without(self, plugins: Plugins) -> None:
+        source = self.wanting(plugins, requireServiceAccount=False)
+        assert source.lookup("r.example", "a") == [Credential("u", "s")]
+        assert "serviceAccountToken" not in plugins.asked("p")[0]
