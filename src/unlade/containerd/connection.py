@@ -102,8 +102,9 @@ class Containerd:
                 ("grpc.max_send_message_length", _MAX_MESSAGE),
                 # gRPC's own pauses grow to two minutes, far longer than a restart takes.
                 ("grpc.initial_reconnect_backoff_ms", 50),
-                ("grpc.min_reconnect_backoff_ms", 50),
                 ("grpc.max_reconnect_backoff_ms", 500),
+                # How long one attempt may take, whatever its name says: a busy machine needs a second.
+                ("grpc.min_reconnect_backoff_ms", 3000),
                 # Two clients of one process share nothing, as two processes would not.
                 ("grpc.use_local_subchannel_pool", 1),
             ],

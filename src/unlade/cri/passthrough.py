@@ -41,8 +41,9 @@ def connect(address: str) -> grpc.Channel:
             ("grpc.max_send_message_length", MESSAGE_BYTES),
             # containerd comes back within a second or two: look again quickly.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            # How long one attempt may take, whatever its name says: a busy machine needs a second.
+            ("grpc.min_reconnect_backoff_ms", 3000),
         ],
     )
 

@@ -63,10 +63,11 @@ class Agent:
 
         Only what is started after `armable` takes notice.
         """
-        if step is None:
-            self._arm.unlink(missing_ok=True)
-        else:
-            self._arm.write_text(str(step))
+        self._arm.unlink(missing_ok=True)
+        if step is not None:
+            fresh = self._arm.with_suffix(".new")
+            fresh.write_text(str(step))
+            fresh.rename(self._arm)
 
     def armable(self) -> None:
         """Start the program that can be armed while it runs, from the next start on."""

@@ -26,17 +26,18 @@ class Armed:
         self._path = path
         self._lock = threading.Lock()
         self._reached = 0
+        self._since = 0
 
     def reach(self, name: str) -> None:
         """Stands in for `failpoints.reach`."""
         with self._lock:
             try:
                 with open(self._path, encoding="ascii") as file:
-                    last = int(file.read())
+                    last, since = int(file.read()), os.fstat(file.fileno()).st_mtime_ns
             except FileNotFoundError:
-                self._reached = 0
                 return
-            self._reached += 1
+            self._reached = self._reached + 1 if since == self._since else 1
+            self._since = since
             with open(f"{self._path}.trace", "a", encoding="ascii") as trace:
                 trace.write(f"{name}\n")
             if self._reached == last:
