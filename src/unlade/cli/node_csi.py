@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,14 @@ import click
 from unlade.cli.controller import log_json
 
 if TYPE_CHECKING:
-    from unlade.csi.pods import PodCredentials, PodEvents
-    from unlade.csi.service import CsiConfig
+    from unlade.controllers.api import ApiServer
+    from unlade.controllers.pods import PodSecrets
+    from unlade.csi.pods import PodEvents
+    from unlade.csi.service import CsiConfig, CsiService
 
-# Connections to the API server: secrets of several pods at once, and events.
-_CONNECTIONS = 4
+# Connections to the API server: secrets of several pods at once, and events; the provisioner's watches and
+# workers.
+_CONNECTIONS = 16
 # Events a second of the whole node, and at once.
 _EVENTS_RATE = 2.0
 _EVENTS_BURST = 20
@@ -124,7 +127,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--kubeconfig",
             type=click.Path(),
-            help="For --pod-secrets and --events: kubeconfig file; else the pod's account.",
+            help="For --pod-secrets, --events and --writable: kubeconfig file; else the pod's account.",
         ),
         click.option("--writable/--no-writable", default=False, help="Serve writable volumes, too."),
         click.option(
@@ -151,6 +154,19 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(short_help="Serve volumes to the kubelet, without containerd.")
 @_options
+@click.option(
+    "--provision/--no-provision",
+    default=True,
+    show_default=True,
+    help="With --writable: make volumes for claims placed on this node. Off where a sidecar does.",
+)
+@click.option(
+    "--namespace",
+    envvar="POD_NAMESPACE",
+    default="default",
+    show_default=True,
+    help="With --writable: where the node's storage capacity is published; $POD_NAMESPACE.",
+)
 @click.option(
     "--listen",
     default="127.0.0.1:9754",
@@ -180,6 +196,8 @@ def csi(
     kubeconfig: str | None,
     pod_secrets: bool,
     events: bool,
+    provision: bool,
+    namespace: str,
     **options: Any,
 ) -> None:
     """Serve inline volumes (driver oci.unlade.dev) to this node's kubelet until told to stop. Needs root.
@@ -211,7 +229,10 @@ def csi(
         signal.signal(number, lambda *_: stop.set())
     log = logging.getLogger(__name__)
     with ExitStack() as parts:
-        cluster = parts.enter_context(_cluster(kubeconfig, pod_secrets=pod_secrets, events=events))
+        provision = provision and options["writable"]
+        cluster = parts.enter_context(
+            _cluster(kubeconfig, pod_secrets=pod_secrets, events=events, provision=provision)
+        )
         service = CsiService(config_of(cluster, **options), events=cluster.events)
 
         def health() -> list[str]:
@@ -222,7 +243,8 @@ def csi(
         log.info("numbers and probes on port %d", window.port)
         parts.callback(service.close, 0)
         service.start()
-        stop.wait()
+        with _provisioning(cluster, service, options["node_name"], namespace) if provision else nullcontext():
+            stop.wait()
         log.info("stopping: running calls have %g s", grace)
         service.close(grace)
 
@@ -231,14 +253,17 @@ def csi(
 class _Cluster:
     """What the driver may ask of the API server; nothing unless it was told to."""
 
-    secrets: PodCredentials | None = None
+    secrets: PodSecrets | None = None
     events: PodEvents | None = None
+    server: ApiServer | None = None
 
 
 @contextmanager
-def _cluster(kubeconfig: str | None, *, pod_secrets: bool, events: bool) -> Iterator[_Cluster]:
+def _cluster(
+    kubeconfig: str | None, *, pod_secrets: bool, events: bool, provision: bool
+) -> Iterator[_Cluster]:
     """The connection to the API server, if one is needed; raises InvalidInput when there is none."""
-    if not pod_secrets and not events:
+    if not (pod_secrets or events or provision):
         yield _Cluster()
         return
     try:
@@ -250,8 +275,8 @@ def _cluster(kubeconfig: str | None, *, pod_secrets: bool, events: bool) -> Iter
         from unlade.errors import InvalidInput
 
         raise InvalidInput(
-            f"--pod-secrets and --events need {error.name}, which is not installed",
-            next_step="pip install 'unlade[kube]', or leave them out",
+            f"--pod-secrets, --events and --writable need {error.name}, which is not installed",
+            next_step="pip install 'unlade[kube]', or leave them out (--writable goes with --no-provision)",
         ) from error
     client = load_client(
         kubeconfig=kubeconfig, context=None, connections=_CONNECTIONS, user_agent="unlade-csi"
@@ -260,10 +285,38 @@ def _cluster(kubeconfig: str | None, *, pod_secrets: bool, events: bool) -> Iter
     recorder = Recorder(server, COMPONENT, limit=TokenBucket(_EVENTS_RATE, _EVENTS_BURST))
     recorder.start()
     try:
-        yield _Cluster(PodSecrets(server) if pod_secrets else None, PodNotes(recorder) if events else None)
+        yield _Cluster(
+            PodSecrets(server) if pod_secrets else None, PodNotes(recorder) if events else None, server
+        )
     finally:
         recorder.stop()
         server.close()
+
+
+@contextmanager
+def _provisioning(cluster: _Cluster, service: CsiService, node: str, namespace: str) -> Iterator[None]:
+    """Serve the claims that are placed on this node, beside the driver and until it stops."""
+    import socket as sockets
+
+    from unlade.controllers.provisioner import Provisioner
+
+    assert cluster.server is not None
+    assert service.writable is not None
+    provisioner = Provisioner(
+        cluster.server,
+        service.writable,
+        node=node or sockets.gethostname(),
+        namespace=namespace,
+        secrets=cluster.secrets,
+    )
+    stop = threading.Event()
+    thread = threading.Thread(target=provisioner.run, args=(stop,), name="provisioner", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def config_of(

@@ -54,11 +54,12 @@ class Resource(Generic[M, T]):
     path: str
     manifest: type[M]
     keep: Callable[[M], T | None]
+    selector: tuple[tuple[str, str], ...] = ()  # labelSelector and the like: what the server sends at all
 
     @property
     def metadata_only(self) -> bool:
         """Ask the server for metadata alone, which spares both sides the rest."""
-        return self.manifest is MetadataOnly
+        return issubclass(self.manifest, MetadataOnly)
 
 
 @dataclass
@@ -215,7 +216,7 @@ class Informer(Generic[M, T]):
         while True:
             if self._stop.is_set():
                 raise ApiError("stopped")
-            query = [("limit", str(size))] if size else []
+            query = [*self.resource.selector, *([("limit", str(size))] if size else [])]
             if token:
                 query.append(("continue", token))
             data = self._server.read("GET", self.resource.path, query=query, accept=self._accept("List"))
@@ -238,6 +239,7 @@ class Informer(Generic[M, T]):
     def _watch(self) -> None:
         """Follows the server from the version reached until it ends the stream; raises ApiError."""
         query = [
+            *self.resource.selector,
             ("watch", "1"),
             ("allowWatchBookmarks", "true"),
             ("resourceVersion", self._version),

@@ -104,6 +104,10 @@ class PodSecrets:
             self._tell_once(pod.namespace, error)
             return NoCredentials()
 
+    def of_secret(self, namespace: str, name: str) -> CredentialSource:
+        """One pull secret that somebody named; raises ApiError, also when we may not look."""
+        return self._read(namespace, name)
+
     def _names(self, pod: PodIdentity) -> list[str]:
         found = _POD.decode(self._get(pod.namespace, "pods", pod.name))
         if pod.uid and found.metadata.uid != pod.uid:
