@@ -128,10 +128,9 @@ class Unit:
         if not path.exists():
             sys.exit(f"Failed to start {self.name}: Unit {self.name} not found.")
         options = _parse(path.read_text())
-        address = self._state / f"{self.name}.notify"
-        address.unlink(missing_ok=True)
+        address = f"@unlade-fake-systemd-{os.getpid()}"  # abstract: paths of tests are too long for a name
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-            listener.bind(str(address))
+            listener.bind(address.replace("@", "\0"))
             listener.settimeout(0.1)
             with open(self._state / f"{self.name}.log", "ab") as log:
                 process = subprocess.Popen(
@@ -139,7 +138,7 @@ class Unit:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={"NOTIFY_SOCKET": str(address), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+                    env={"NOTIFY_SOCKET": address, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
                     start_new_session=True,
                 )
             self._pidfile.write_text(str(process.pid))

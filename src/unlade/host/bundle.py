@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import unlade
 from unlade.host.errors import HostError, NotBundled
-from unlade.kernel.files import syncfs
+from unlade.tree.sync import sync_tree
 
 PACKAGE: Final = "unlade"
 FACTS: Final = "bundle.json"
@@ -106,7 +106,7 @@ class Bundle:
             self._fill(staging, target)
             fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                syncfs(fd)
+                sync_tree(fd)
             finally:
                 os.close(fd)
             os.rename(staging, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def main():
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    told.connect(os.environ["NOTIFY_SOCKET"])
+    told.connect(os.environ["NOTIFY_SOCKET"].replace("@", chr(0)))
     told.send(b"READY=1")
     signal.pause()
 """
@@ -255,3 +256,16 @@ def test_a_kubelet_that_was_told_elsewhere_is_not_left_without_its_service(
     finally:
         kubelet.kill()
         kubelet.wait()
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path, root: Path) -> None:
+    """Every key is known to systemd, the program is there, and what `enable` would make is made."""
+    arguments = ("--handler", "vm=linux/arm64", "--certs-dir", '/a b/%c$d"\\')
+    put(Host(root), bundle(tmp_path, "1.0"), version=Version(arguments))
+    shutil.copytree("/usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)
+    for words, expected in (
+        (["systemd-analyze", "verify", f"--root={root}", units.UNIT], ""),
+        (["systemctl", f"--root={root}", "is-enabled", units.UNIT], "enabled\n"),
+    ):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
