@@ -42,7 +42,7 @@ from unlade.model import Deadline, Descriptor, Digest
 from unlade.store import Lease, NotInStore
 from unlade.store.failure import explaining
 from unlade.tree import Scratch, Tree, TreeKey, merge_into
-from unlade.tree.fsck import compare
+from unlade.tree.checking import compare
 from unlade.tree.listing import Listing
 from unlade.tree.sync import sync_tree
 from unlade.unpack import Unpacked

@@ -21,8 +21,6 @@ from unlade.errors import NothingProduced
 from unlade.kernel.files import remove_tree
 from unlade.model import Deadline, DiffID, Digest
 from unlade.planning import Plan, Step, subset
-from unlade.tree import merge_into
-from unlade.tree.listing import Listing
 from unlade.unpack import Unpacked
 from unlade.unpack.filelist import FileListWriter
 
@@ -138,6 +136,9 @@ class Assembly(Generic[_S]):
         return _measure(self._target.dirfd, set(), deadline)
 
     def _merge_source(self, group: Sequence[Part], only: tuple[str, ...], deadline: Deadline) -> None:
+        from unlade.tree import merge_into
+        from unlade.tree.listing import Listing
+
         base = self._scratch[group[0].number]
         implicit = set(group[0].effect.implicit_dirs)
         if len(group) > 1:
@@ -172,6 +173,8 @@ def _parts(steps: Iterator[Step]) -> list[Part]:
 
 
 def _filter_list(files: BinaryIO, kept: set[bytes]) -> None:
+    from unlade.tree.listing import Listing
+
     files.seek(0)
     wanted = [record for record in Listing.of(files) if record.path in kept]
     files.seek(0)

@@ -18,18 +18,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TypeVar
 
 from unlade.delivery.assembly import Assembly, Directory, Part, Target
 from unlade.errors import IntegrityError
 from unlade.kernel.files import write_all
 from unlade.model import Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.planning import Plan, Step
-from unlade.store import DirStore
 from unlade.store.failure import explaining
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Readable, Verifier, pump, silent
 from unlade.unpack import Unpacked, UnpackPolicy, WorkerPool, write_file
-from unlade.unpack.checksum import crc32
+
+if TYPE_CHECKING:
+    from unlade.store import DirStore
 
 # A larger pipe means fewer switches between this process and the worker; 1 MiB is what an
 # unprivileged process may ask for (/proc/sys/fs/pipe-max-size).
@@ -181,6 +182,8 @@ class Builder:
         return unpacked
 
     def _file(self, task: Task, context: Context) -> None:
+        from unlade.unpack.checksum import crc32
+
         step, place = task.step, task.part.directory
         mode = step.mode if step.mode is not None else _FILE_MODE
         fd = write_file(place.dirfd, step.path.encode("utf-8", "surrogateescape"), mode)

@@ -15,16 +15,14 @@ from __future__ import annotations
 import copy
 import os
 import sys
-import tempfile
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from unlade.delivery.build import Builder, Context
 from unlade.delivery.images import diff_ids
 from unlade.delivery.owndir import staged_beside
-from unlade.delivery.possession import prove, unproved
 from unlade.delivery.request import (
     AsTree,
     Delivered,
@@ -35,18 +33,17 @@ from unlade.delivery.request import (
     TarStream,
 )
 from unlade.delivery.sources import Found, Sources
-from unlade.delivery.stack import Layers
 from unlade.errors import IntegrityError, NothingProduced, StoreError
 from unlade.kernel.files import write_all
 from unlade.model import MAX_MANIFEST_BYTES, Deadline, Descriptor, DiffID, Digest, Reference
-from unlade.mount import mount_layers
-from unlade.pack import write_tar
 from unlade.planning import Plan, PlanOptions, Step, make_plan, merge_plans
 from unlade.registry import Registry
-from unlade.store import DirStore, ImageRecord, Lease
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump, silent
-from unlade.tree import DirStaging, DirTrees, Staging, Tree, TreeKey, TreeStore
 from unlade.unpack import RULES_VERSION, UnpackPolicy, WorkerPool
+
+if TYPE_CHECKING:
+    from unlade.store import DirStore, Lease
+    from unlade.tree import Staging, Tree, TreeKey, TreeStore
 
 # Two archives at once keep two cores busy; more help only where the network is the limit.
 _DEFAULT_JOBS: Final = max(2, min(8, os.cpu_count() or 2))
@@ -70,7 +67,7 @@ class Engine:
         connections: int = 1,
     ) -> None:
         self._store = store
-        self._trees = trees if trees is not None or store is None else DirTrees(store)
+        self._trees = trees if trees is not None or store is None else _trees_of(store)
         self._jobs = jobs
         self._connections = connections
         self._workers = WorkerPool(jobs)
@@ -137,6 +134,8 @@ class Engine:
         progress: Progress = silent,
     ) -> None:
         """Have the registry show that these credentials may have what a shared tree was made from (V5)."""
+        from unlade.delivery.possession import prove
+
         context = Context([one.reference for one in found], deadline, progress)
         prove(self._fetcher, plan, context, believed=believed)
 
@@ -230,6 +229,10 @@ class Engine:
     def _tar(
         self, plan: Plan, found: Sequence[Found], request: Request, destination: TarStream, context: Context
     ) -> Delivered:
+        import tempfile
+
+        from unlade.pack import write_tar
+
         # Nothing is written before all of it is verified: a reader of the stream could not take it back.
         with tempfile.TemporaryDirectory(prefix="unlade-tar-") as scratch:
             path = os.path.join(scratch, "content")
@@ -308,6 +311,8 @@ class Engine:
 
     def _entitle(self, plan: Plan, found: Sequence[Found], context: Context) -> None:
         """What was here already goes to those who could have fetched it (V5); see `possession`."""
+        from unlade.delivery.possession import prove, unproved
+
         if not unproved(plan, context):
             return
         key, manifests = self.tree_key(plan), {one.descriptor.digest for one in found}
@@ -321,7 +326,7 @@ class Engine:
     def _tree(
         self, plan: Plan, found: Sequence[Found], request: Request, lease: Lease, context: Context
     ) -> tuple[Tree, bool]:
-        trees = self._trees if self._trees is not None else DirTrees(self._need_store())
+        trees = self._trees if self._trees is not None else _trees_of(self._need_store())
         key = self.tree_key(plan)
         tree = trees.find(key, lease=lease)
         cached = tree is not None
@@ -338,8 +343,12 @@ class Engine:
     def _make_tree(
         self, staging: Staging, plan: Plan, found: Sequence[Found], lease: Lease, context: Context
     ) -> Tree:
+        from unlade.tree import DirStaging, DirTrees
+
         diffs = self._diffs(plan, found, context)
         if self._stackable(plan) and isinstance(staging, DirStaging) and isinstance(self._trees, DirTrees):
+            from unlade.delivery.stack import Layers
+
             makers = Layers(self._trees, self._builder, lease, context)
             layers = makers.make(plan.active(), diffs[0])
             return staging.commit(
@@ -352,6 +361,8 @@ class Engine:
         return staging.commit(size=size, entries=entries)
 
     def _mount(self, tree: Tree, request: Request, destination: Mounted) -> str:
+        from unlade.mount import mount_layers
+
         options = replace(destination.options, sub_path=request.sub_path or destination.options.sub_path)
         path = os.path.abspath(destination.path)
         with self._need_store().mounts.mounting(os.fsencode(path), tree.key):
@@ -370,6 +381,8 @@ class Engine:
         part: bool = False,
     ) -> None:
         """Write down what a reference means; as a `part` of a merged tree, a tree of its own goes before."""
+        from unlade.store import ImageRecord
+
         store = self._need_store()
         reference = str(found.reference)
         known = store.images.get(reference, request.handler)
@@ -426,6 +439,8 @@ class Engine:
 
     def _stackable(self, plan: Plan) -> bool:
         """Whether overlay can show it: one image, whole, with layers, and an owner who may make whiteouts."""
+        from unlade.tree import DirTrees
+
         return (
             isinstance(self._trees, DirTrees)
             and len(plan.sources) == 1
@@ -441,6 +456,13 @@ class Engine:
                 "this needs a store, and none was given", next_step="name one with --store or UNLADE_STORE"
             )
         return self._store
+
+
+def _trees_of(store: DirStore) -> TreeStore:
+    # Imported here: a directory of the caller's own needs neither the store nor its trees.
+    from unlade.tree import DirTrees
+
+    return DirTrees(store)
 
 
 def _form(*, stacked: bool) -> dict[str, object]:

@@ -24,8 +24,6 @@ from unlade.kernel import failpoints
 from unlade.kernel.beneath import open_beneath
 from unlade.kernel.files import exchange, remove_tree, rename_new
 from unlade.model import Deadline
-from unlade.mount import NoSuchSubPath
-from unlade.tree import merge_into
 from unlade.tree.sync import sync_tree
 from unlade.unpack import Unpacked
 
@@ -139,6 +137,8 @@ class OwnDirectory:
 
     def merge(self, scratch: _Scratch, unpacked: Unpacked, *, deadline: Deadline) -> None:
         """Move a part over what is there so far."""
+        from unlade.tree import merge_into
+
         merge_into(self.dirfd, scratch.dirfd, unpacked, deadline=deadline)
 
     def _make(self, name: bytes) -> int:
@@ -162,6 +162,8 @@ class OwnDirectory:
         failpoints.reach("deliver.directory.committed")
 
     def _part(self, stack: contextlib.ExitStack, sub_path: str) -> tuple[int, bytes]:
+        from unlade.mount import NoSuchSubPath
+
         parts = [part for part in os.fsencode(sub_path).split(b"/") if part not in (b"", b".")]
         if not parts or b".." in parts:
             raise NoSuchSubPath(f"sub-path {sub_path!r} is not a path inside the content")

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from unlade.errors import InvalidInput
 from unlade.model import Digest, Platform, Reference
-from unlade.mount import MountOptions
 from unlade.planning import Plan
-from unlade.store import Lease
+
+if TYPE_CHECKING:
+    from unlade.mount import MountOptions
+    from unlade.store import Lease
 
 PullPolicy = Literal["always", "missing", "never"]
 # How long a successful pull entitles the same credential to what it pulled (V5): long enough that a
 # restarted pod does not ask again, short enough that a withdrawn right ends within the hour.
 GRANT_SECONDS: Final = 3600.0
+
+
+def _plain_mount() -> MountOptions:
+    # Imported here: most deliveries mount nothing.
+    from unlade.mount import MountOptions
+
+    return MountOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class Mounted:
     """A read-only mount at an existing directory (or file, for a sub-path that is one)."""
 
     path: str
-    options: MountOptions = field(default_factory=MountOptions)
+    options: MountOptions = field(default_factory=_plain_mount)
 
 
 @dataclass(frozen=True, slots=True)

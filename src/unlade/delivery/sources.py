@@ -10,7 +10,7 @@ show that they could pull it (V5).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from unlade.delivery.request import GRANT_SECONDS, PullPolicy, Request, Resolved
 from unlade.errors import RegistryError
@@ -28,7 +28,10 @@ from unlade.model import (
 )
 from unlade.planning import about, descend
 from unlade.registry import Registry
-from unlade.store import DirStore, NotInStore
+from unlade.store.failure import NotInStore
+
+if TYPE_CHECKING:
+    from unlade.store import DirStore
 
 # Referrers of one subject that are looked at before giving up; signatures number in the tens.
 _MAX_REFERRERS: Final = 100

@@ -4,7 +4,7 @@ Content is immutable and named by its digest, so rot is always visible; what is 
 quarantine and its record dropped, so that the next pull brings it anew. Records that are left without
 their content are cut down to what is whole, or dropped. Leftovers of a crash that harm nobody (a partial
 blob, a file without a record) are not problems: `collect` removes them. Trees are checked one room up, by
-`unlade.tree.fsck`, which calls this. Costs one read of every byte; nobody is held up.
+`unlade.tree.checking`, which calls this. Costs one read of every byte; nobody is held up.
 """
 
 from __future__ import annotations

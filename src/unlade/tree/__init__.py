@@ -4,11 +4,27 @@
 no overlay can be mounted. Called by `deliver`; stands on `store` for records and on `unpack` for content.
 """
 
-from unlade.tree.context import needs_context, resolve_context
-from unlade.tree.dirtrees import DirStaging, DirTrees
-from unlade.tree.fsck import fsck
-from unlade.tree.merge import DanglingLink, merge_into
-from unlade.tree.trees import Scratch, Staging, Tree, TreeKey, TreeStore
+from typing import TYPE_CHECKING
+
+from unlade.lazy import lazily
+
+if TYPE_CHECKING:
+    from unlade.tree.checking import fsck
+    from unlade.tree.context import needs_context, resolve_context
+    from unlade.tree.dirtrees import DirStaging, DirTrees
+    from unlade.tree.merge import DanglingLink, merge_into
+    from unlade.tree.trees import Scratch, Staging, Tree, TreeKey, TreeStore
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "context": "needs_context resolve_context",
+            "dirtrees": "DirStaging DirTrees",
+            "checking": "fsck",
+            "merge": "DanglingLink merge_into",
+            "trees": "Scratch Staging Tree TreeKey TreeStore",
+        },
+    )
 
 __all__ = [
     "DanglingLink",

@@ -4,9 +4,9 @@
 do nothing else; `write_file` is for raw blobs. Nothing here knows registries, stores or plans.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unlade.unpack.archive import unpack
+from unlade.lazy import lazily
 from unlade.unpack.policy import RULES_VERSION, Limits, Unpacked, UnpackPolicy
 from unlade.unpack.raw import write_file
 from unlade.unpack.refusals import (
@@ -21,7 +21,11 @@ from unlade.unpack.refusals import (
 )
 
 if TYPE_CHECKING:
+    from unlade.unpack.archive import unpack
     from unlade.unpack.pool import WorkerPool
+else:
+    # Who starts workers does not unpack, and workers start none.
+    __getattr__ = lazily(__name__, {"archive": "unpack", "pool": "WorkerPool"})
 
 __all__ = [
     "RULES_VERSION",
@@ -40,12 +44,3 @@ __all__ = [
     "unpack",
     "write_file",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # The worker imports this package too, and has no use for what starts workers.
-    if name != "WorkerPool":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from unlade.unpack.pool import WorkerPool
-
-    return WorkerPool

@@ -17,7 +17,7 @@ from unlade.model import Descriptor, Digest
 from unlade.model.mediatypes import ANNOTATION_TITLE, OCI_LAYER_GZIP
 from unlade.registry import Registry, RegistryConfig, StaticCredentials
 from unlade.store import DirStore
-from unlade.tree.fsck import fsck
+from unlade.tree.checking import fsck
 
 ARTIFACT = "application/vnd.example.content.v1"
 

@@ -15,7 +15,7 @@ from unlade.delivery import AsTree, Delivered, Engine, Mounted, Request
 from unlade.model import Deadline
 from unlade.mount import MountOptions, find, unmount
 from unlade.store import DirStore
-from unlade.tree.fsck import fsck
+from unlade.tree.checking import fsck
 
 pytestmark = pytest.mark.root
 
