@@ -15,15 +15,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from unlade.csi.observed import Metrics
 from unlade.csi.statuses import Busy
-from unlade.delivery import Delivered, Engine, Request
+from unlade.delivery import Delivered, Engine, Found, Request
 from unlade.errors import DeadlineExceeded, UnladeError
 from unlade.model import Deadline, Digest
+from unlade.planning import Plan
 from unlade.transfer import ProgressEvent
 from unlade.tree import DirTrees
 
@@ -58,8 +59,9 @@ class Job:
         self.deadline = Deadline.never()
         self.done = threading.Event()
         self.asked = time.monotonic()
+        self.waiting = 0
         self.delivered: Delivered | None = None
-        self.error: UnladeError | Exception | None = None
+        self.error: Exception | None = None
         self.total = 0
         self.began = time.monotonic()
         self._bytes: dict[Digest, int] = {}
@@ -105,16 +107,30 @@ class Fetches:
         metrics.watch_fetches(lambda: self._running, lambda: len(self._jobs) - self._running)
 
     def ask(
-        self, key: str, what: str, work: Callable[[Job], Delivered], *, seconds: float | None, alive: Alive
+        self,
+        key: str,
+        what: str,
+        work: Callable[[Job], Delivered],
+        *,
+        seconds: float | None,
+        alive: Alive,
+        unheard: Callable[[UnladeError], None] = lambda _: None,
     ) -> Delivered:
-        """The result of a volume's job, begun if there is none; raises its error, or StillFetching."""
+        """The result of a volume's job, begun if there is none; raises its error, or StillFetching.
+
+        `unheard` is told the error of a job that ends while no call waits for it.
+        """
         share = 0.0 if seconds is None else min(_ANSWER_MOST, seconds * _ANSWER_SHARE)
         until = None if seconds is None else time.monotonic() + seconds - share
-        job = self._job(key, what, work)
-        while not job.done.wait(_LOOK if until is None else min(_LOOK, max(0.0, until - time.monotonic()))):
-            job.asked = time.monotonic()
-            if (until is not None and job.asked >= until) or not alive():
-                raise job.still()
+        job = self._job(key, what, work, unheard)
+        try:
+            while not job.done.wait(_LOOK if until is None else min(_LOOK, max(0.0, until - job.asked))):
+                job.asked = time.monotonic()
+                if (until is not None and job.asked >= until) or not alive():
+                    raise job.still()
+        finally:
+            with self._lock:
+                job.waiting -= 1
         with self._lock:
             if self._jobs.get(key) is job:
                 del self._jobs[key]
@@ -124,12 +140,11 @@ class Fetches:
         return job.delivered
 
     def cancel(self, key: str) -> None:
-        """End a volume's job, if there is one; returns when it has ended."""
+        """End a volume's job, if there is one: at its next step, which is not waited for."""
         with self._lock:
             job = self._jobs.pop(key, None)
         if job is not None:
             job.deadline.cancel()
-            job.done.wait()
 
     def close(self) -> None:
         """End all jobs."""
@@ -145,26 +160,41 @@ class Fetches:
         plan, found = engine.plan(request, deadline=job.deadline)
         job.total = sum(step.layer.size for step in plan.active())
         key = engine.tree_key(plan)
-        while self._trees.find(key) is None:
-            with self._leads(key, job.deadline) as first:
-                if not first:
-                    continue
-                began = time.monotonic()
-                with self._turn(job.deadline):
-                    self._metrics.waits.observe(time.monotonic() - began)
-                    with self._room(job.total):
-                        delivered = engine.carry_out(
-                            plan, found, request, deadline=job.deadline, progress=job.watch
-                        )
-                self._metrics.fetched.inc(job.total)
-                return delivered
-        return engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)
+        while True:
+            # In this order: a tree is there a moment before the record that says where it came from, and
+            # without that record every repository would have to prove that it has the content, too (V5).
+            there = self._trees.find(key) is not None
+            if self._led(key, job.deadline):
+                continue
+            if there:
+                return engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)
+            with self._leading_for(key) as first:
+                if first:
+                    return self._lead(engine, plan, found, request, job)
 
-    def _job(self, key: str, what: str, work: Callable[[Job], Delivered]) -> Job:
+    def _lead(
+        self, engine: Engine, plan: Plan, found: Sequence[Found], request: Request, job: Job
+    ) -> Delivered:
+        began = time.monotonic()
+        with self._turn(job.deadline):
+            self._metrics.waits.observe(time.monotonic() - began)
+            with self._room(job.total):
+                delivered = engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)
+        self._metrics.fetched.inc(job.total)
+        return delivered
+
+    def _job(
+        self,
+        key: str,
+        what: str,
+        work: Callable[[Job], Delivered],
+        unheard: Callable[[UnladeError], None],
+    ) -> Job:
         with self._lock:
             job = self._jobs.get(key)
             if job is not None:
                 job.asked = time.monotonic()
+                job.waiting += 1
                 return job
             self._forget_old()
             if len(self._jobs) >= self.capacity:
@@ -173,7 +203,10 @@ class Fetches:
                     next_step="nothing: the kubelet asks again",
                 )
             job = self._jobs[key] = Job(what)
-        threading.Thread(target=self._run, args=(job, work), name=f"fetch {key}", daemon=True).start()
+            job.waiting = 1
+        threading.Thread(
+            target=self._run, args=(job, work, unheard), name=f"fetch {key}", daemon=True
+        ).start()
         return job
 
     def _forget_old(self) -> None:
@@ -183,35 +216,45 @@ class Fetches:
             if job.done.is_set() and now - job.asked > _ABANDONED:
                 del self._jobs[key]
 
-    def _run(self, job: Job, work: Callable[[Job], Delivered]) -> None:
+    def _run(
+        self, job: Job, work: Callable[[Job], Delivered], unheard: Callable[[UnladeError], None]
+    ) -> None:
         try:
             job.delivered = work(job)
         except UnladeError as error:
             job.error = error
+            if not job.waiting and not job.deadline.expired:
+                _log.warning("fetching %s: %s", job.what, error.message)
+                unheard(error)
         except Exception as error:
             _log.exception("fetching %s", job.what)
             job.error = error
         finally:
             job.done.set()
 
-    @contextmanager
-    def _leads(self, key: Digest, deadline: Deadline) -> Iterator[bool]:
-        """Whether this job is the one to make a tree; if not, returns after the one that does has ended."""
+    def _led(self, key: Digest, deadline: Deadline) -> bool:
+        """Whether another job was making this tree; returns when that one has ended, well or not."""
         with self._lock:
             other = self._leading.get(key)
-            if other is None:
-                mine = self._leading[key] = threading.Event()
-        if other is not None:
-            while not other.wait(_LOOK):
-                deadline.check()
-            yield False
-            return
+        if other is None:
+            return False
+        while not other.wait(_LOOK):
+            deadline.check()
+        return True
+
+    @contextmanager
+    def _leading_for(self, key: Digest) -> Iterator[bool]:
+        """Be the one that makes a tree, unless another is."""
+        with self._lock:
+            first = key not in self._leading
+            mine = self._leading.setdefault(key, threading.Event())
         try:
-            yield True
+            yield first
         finally:
-            with self._lock:
-                del self._leading[key]
-            mine.set()
+            if first:
+                with self._lock:
+                    del self._leading[key]
+                mine.set()
 
     @contextmanager
     def _turn(self, deadline: Deadline) -> Iterator[None]:

@@ -27,7 +27,7 @@ from typing import Final, Literal, cast
 from unlade.csi import attributes
 from unlade.csi.attributes import Wanted
 from unlade.csi.credentials import NodeCredentials
-from unlade.csi.fetching import Alive, Fetches, Job, Room
+from unlade.csi.fetching import Alive, Fetches, Room
 from unlade.csi.observed import Metrics
 from unlade.csi.pods import NoEvents, Pod, PodEvents
 from unlade.csi.records import Record, Records, Source, key_of
@@ -147,6 +147,10 @@ class Inline:
                 delivered = self._fetch(key, record, wanted, source, ask)
                 with self._alone.held(key):
                     flight.check(ask.alive)
+                    # Another call for this volume may have come first.
+                    record = self._records.get(key)
+                    if record is not None and self._published(key, record, wanted):
+                        return
                     if self._mount_new(key, record, wanted, delivered, ask):
                         self._metrics.publishes.labels("cached" if delivered.cached else "fetched").inc()
                         return
@@ -232,15 +236,18 @@ class Inline:
         pod = Pod.of(ask.attributes)
         engine = self._engine.using(self._registry.with_credentials(source))
 
-        def work(job: Job) -> Delivered:
-            try:
-                return self._fetches.fetch(engine, request, job)
-            except UnladeError as error:
-                self._events.tell(pod, reason="FetchFailed", message=message(error), warning=True)
-                raise
+        def unheard(error: UnladeError) -> None:
+            # What a call answers, the kubelet makes an event of; this is for what comes between two calls.
+            self._events.tell(pod, reason="FetchFailed", message=message(error), warning=True)
 
-        what = " ".join(str(reference) for reference in request.references)
-        return self._fetches.ask(key, what, work, seconds=ask.seconds, alive=ask.alive)
+        return self._fetches.ask(
+            key,
+            " ".join(str(reference) for reference in request.references),
+            lambda job: self._fetches.fetch(engine, request, job),
+            seconds=ask.seconds,
+            alive=ask.alive,
+            unheard=unheard,
+        )
 
     def _request(self, wanted: Wanted) -> Request:
         return Request(
@@ -265,6 +272,9 @@ class Inline:
         failpoints.reach("csi.publish.held")
         if tree is None:
             return False
+        if first and is_mount_point(ask.target):
+            # A record comes before its mount: what is here without one is of a state that was lost.
+            unpublish(ask.target)
         try:
             if record is None or record.tree != str(tree.key):
                 record = _record(ask, wanted, delivered, tree, pod)
