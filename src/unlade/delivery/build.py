@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TypeVar
 
 from unlade.delivery.assembly import Assembly, Directory, Part, Target
 from unlade.errors import IntegrityError
-from unlade.kernel.files import write_all
+from unlade.kernel.files import EarlyWriter, write_all
 from unlade.model import Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.planning import Plan, Step
 from unlade.store.failure import explaining
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Readable, Verifier, pump, silent
+from unlade.tree.sync import written_early
 from unlade.unpack import Unpacked, UnpackPolicy, WorkerPool, write_file
 
 if TYPE_CHECKING:
@@ -143,6 +144,17 @@ class Builder:
         diff_id: DiffID | None,
     ) -> Unpacked:
         """Fetch an archive and have it unpacked into a directory; verified when this returns."""
+        with written_early(place.dirfd, step.layer.size):
+            return self._archive(step, place, policy, context, diff_id)
+
+    def _archive(
+        self,
+        step: Step,
+        place: Directory,
+        policy: UnpackPolicy,
+        context: Context,
+        diff_id: DiffID | None,
+    ) -> Unpacked:
         reading, writing = os.pipe()
         with contextlib.suppress(OSError):
             fcntl.fcntl(writing, _F_SETPIPE_SZ, _PIPE_BYTES)
@@ -188,11 +200,12 @@ class Builder:
         mode = step.mode if step.mode is not None else _FILE_MODE
         fd = write_file(place.dirfd, step.path.encode("utf-8", "surrogateescape"), mode)
         checksum = 0
+        file = EarlyWriter(fd)
 
         def write(data: memoryview) -> None:
             nonlocal checksum
             with explaining(f"write {step.path}"):
-                write_all(fd, data)
+                file.write(data)
             checksum = crc32(data, checksum)
 
         try:

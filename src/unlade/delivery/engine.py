@@ -34,7 +34,7 @@ from unlade.delivery.request import (
 )
 from unlade.delivery.sources import Found, Sources
 from unlade.errors import IntegrityError, NothingProduced, StoreError
-from unlade.kernel.files import write_all
+from unlade.kernel.files import EarlyWriter
 from unlade.model import MAX_MANIFEST_BYTES, Deadline, Descriptor, DiffID, Digest, Reference
 from unlade.planning import Plan, PlanOptions, Step, make_plan, merge_plans
 from unlade.registry import Registry
@@ -54,7 +54,8 @@ class Engine:
 
     Without a store only directories and streams can be delivered. `trees` are kept elsewhere than in the
     store, such as in containerd; without a store, they are delivered under a lease of the caller's
-    (`AsTree`). The registry, the store and the trees belong to the caller, the workers to the engine.
+    (`AsTree`). The registry, the store and the trees belong to the caller, the workers to the engine, also
+    those that a caller started early.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Engine:
         trees: TreeStore | None = None,
         jobs: int = _DEFAULT_JOBS,
         connections: int = 1,
+        workers: WorkerPool | None = None,
     ) -> None:
         self._store = store
         self._trees = trees if trees is not None or store is None else _trees_of(store)
         self._jobs = jobs
         self._connections = connections
-        self._workers = WorkerPool(jobs)
+        self._workers = workers if workers is not None else WorkerPool(jobs)
         self._owns_workers = True
         self._ask(registry)
 
@@ -280,11 +282,12 @@ class Engine:
                 ingest.write(blob.data)
             else:
                 begun = done = ingest.offset
+                file = EarlyWriter(ingest.fd, begun)
                 tell("start", done)
 
                 def write(data: memoryview) -> None:
                     nonlocal done
-                    write_all(ingest.fd, data)
+                    file.write(data)
                     done += len(data)
                     tell("bytes", done)
 

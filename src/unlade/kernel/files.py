@@ -19,6 +19,9 @@ from unlade.kernel import libc
 
 _RENAME_NOREPLACE: Final = 1
 _RENAME_EXCHANGE: Final = 2
+_SYNC_FILE_RANGE_WRITE: Final = 2
+# Begun in pieces this large: the disk works in long runs, and one call serves sixteen chunks.
+_EARLY_BYTES: Final = 16 << 20
 
 _known_umask: int | None = None
 
@@ -68,6 +71,33 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+class EarlyWriter:
+    """Writes a file in order, from `position`, and has the kernel begin with the disk meanwhile.
+
+    Left alone the kernel begins when a tenth of all memory is dirty: then the sync at the end waits for all
+    of it, on a disk that did nothing before. Beginning early is best effort, and no promise that anything is
+    on the disk: fsync is.
+    """
+
+    def __init__(self, fd: int, position: int = 0) -> None:
+        self._fd = fd
+        self._written = self._begun = position
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write every byte."""
+        write_all(self._fd, data)
+        self._written += len(data)
+        if self._written - self._begun >= _EARLY_BYTES:
+            if libc.supported and hasattr(libc.library, "sync_file_range"):
+                libc.library.sync_file_range(
+                    ctypes.c_int(self._fd),
+                    ctypes.c_longlong(self._begun),
+                    ctypes.c_longlong(self._written - self._begun),
+                    ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
+                )
+            self._begun = self._written
 
 
 def syncfs(fd: int) -> None:

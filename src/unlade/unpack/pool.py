@@ -150,8 +150,6 @@ class _Server:
     @classmethod
     def fork(cls) -> _Server:
         """Fork this process; only while it has a single thread."""
-        from unlade.unpack import worker
-
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -159,6 +157,9 @@ class _Server:
         if pid == 0:
             try:
                 _only_descriptor(theirs.detach(), 3)
+                # Imported on this side of the fork, while the owner goes on to ask the registry.
+                from unlade.unpack import worker
+
                 worker.serve(socket.socket(fileno=3))
             finally:
                 os._exit(1)

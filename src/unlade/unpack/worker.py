@@ -10,6 +10,7 @@ so forking it is sound whatever threads its owner has. When the owner goes away,
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -48,6 +49,7 @@ def serve(control: socket.socket) -> NoReturn:
     confine.no_new_privileges()
     confine.no_network()
     children: dict[int, int] = {}  # pid -> job
+    gc.freeze()  # what is imported stays: a child's collections need not write to pages it shares with us
     while True:
         ready, _, _ = select.select([control.fileno(), wake_read], [], [])
         if wake_read in ready:

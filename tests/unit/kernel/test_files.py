@@ -112,3 +112,31 @@ def test_the_umask_is_read_and_left_alone() -> None:
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_early_writer_writes_everything_and_begins_at_its_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(files, "_EARLY_BYTES", 10)
+    if not known:
+        monkeypatch.setattr(libc, "supported", False)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(fd, b"there")
+        writer = files.EarlyWriter(fd, 5)
+        for number in range(100):
+            writer.write(b"%07d" % number)
+        assert os.pread(fd, 10_000, 0) == b"there" + b"".join(b"%07d" % number for number in range(100))
+    finally:
+        os.close(fd)
+
+
+def test_an_early_writer_passes_errors_of_writing_on(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with pytest.raises(BrokenPipeError):
+            files.EarlyWriter(writing).write(b"x")
+    finally:
+        os.close(writing)
