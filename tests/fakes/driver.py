@@ -68,6 +68,12 @@ class Driver:
         self.config = replace(self.config, **changes)
         self.service = CsiService(self.config, events=self._events)
         self.service.start()
+        self.connect()
+
+    def connect(self) -> None:
+        """Talk to whatever driver listens on the socket: ours, or a process that a test started."""
+        if self._channel is not None:
+            self._channel.close()
         self._channel = grpc.insecure_channel(f"unix://{self.config.socket}")
 
     def stop(self) -> None:

@@ -24,6 +24,7 @@ from unlade.cli.controller import log_json
 if TYPE_CHECKING:
     from unlade.controllers.api import ApiServer
     from unlade.controllers.pods import PodSecrets
+    from unlade.cri.service import NodeConfig, NodeService
     from unlade.csi.pods import PodEvents
     from unlade.csi.service import CsiConfig, CsiService
 
@@ -317,6 +318,76 @@ def _provisioning(cluster: _Cluster, service: CsiService, node: str, namespace: 
     finally:
         stop.set()
         thread.join()
+
+
+def beside_options(command: Callable[..., None]) -> Callable[..., None]:
+    """For `node serve`: the driver in the same process. What both need, they share."""
+    options = (
+        click.option(
+            "--csi/--no-csi",
+            default=False,
+            help="Serve inline CSI volumes from this process, too; more options: `unlade node csi`.",
+        ),
+        click.option(
+            "--csi-state",
+            default="/var/lib/unlade",
+            show_default=True,
+            metavar="DIR",
+            help="With --csi: the volumes' store and records.",
+        ),
+        click.option(
+            "--csi-socket",
+            default=f"/var/lib/kubelet/plugins/{_DRIVER}/csi.sock",
+            show_default=True,
+            help="With --csi: where the driver listens.",
+        ),
+        click.option(
+            "--csi-registration-socket",
+            "csi_registration",
+            default=f"/var/lib/kubelet/plugins_registry/{_DRIVER}-reg.sock",
+            show_default=True,
+            help="With --csi: where the kubelet's plugin watcher finds it.",
+        ),
+        click.option(
+            "--node-name",
+            envvar="NODE_NAME",
+            default="",
+            help="With --csi: this node's name in the cluster; $NODE_NAME, else the host's name.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def beside(
+    service: NodeService,
+    config: NodeConfig,
+    *,
+    csi_state: str,
+    csi_socket: str,
+    csi_registration: str,
+    node_name: str,
+) -> CsiService:
+    """The driver that shares a process, its settings and its numbers with the image service."""
+    import socket as sockets
+
+    from unlade.csi.credentials import NodeCredentials
+    from unlade.csi.observed import Metrics
+    from unlade.csi.service import CsiConfig, CsiService
+    from unlade.csi.volumes import Rules
+
+    settings = CsiConfig(
+        socket=csi_socket,
+        registration=csi_registration,
+        state=Path(csi_state),
+        node_id=node_name or sockets.gethostname(),
+        parallel_pulls=config.parallel_pulls,
+        rules=Rules(handlers={handler.name: handler.platform for handler in config.handlers}),
+        registry=config.registry,
+        credentials=NodeCredentials(node=config.credentials),
+    )
+    return CsiService(settings, metrics=Metrics(service.metrics.registry))
 
 
 def config_of(
