@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from unlade.cli.controller import JsonLines, log_json
-from unlade.cli.node_csi import csi
+from unlade.cli.node_csi import beside, beside_options, csi
 from unlade.cli.node_install import install, status, uninstall
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ for _command in (install, uninstall, status, csi):
     metavar="HOST[:PORT]",
     help="A registry without TLS; may be repeated.",
 )
+@beside_options
 @click.option(
     "--listen",
     default="127.0.0.1:9753",
@@ -134,9 +135,11 @@ def serve(
     handlers: tuple[str, ...],
     certs_dirs: tuple[str, ...],
     plain_http: tuple[str, ...],
+    csi: bool,
     listen: str,
     grace: float,
     log_level: str,
+    **driver: str,
 ) -> None:
     """Serve the kubelet's image calls, in front of containerd, until told to stop.
 
@@ -185,14 +188,25 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     service = NodeService(config)
+    volumes = beside(service, config, **driver) if csi else None
     events = RecordedEvents(kubeconfig) if kubeconfig else None
-    window = Window(host, port, service.metrics, healthy=service.healthy, ready=service.ready)
+
+    def healthy() -> str:
+        return service.healthy() or (volumes.healthy() if volumes is not None else "")
+
+    def ready() -> str:
+        return healthy() or service.ready()
+
+    window = Window(host, port, service.metrics, healthy=healthy, ready=ready)
     log = logging.getLogger(__name__)
     log.info("numbers and probes on port %d", window.port)
     with ExitStack() as parts:
         parts.callback(window.close)
         parts.callback(service.close, 0)
         service.start()
+        if volumes is not None:
+            parts.callback(volumes.close, 0)
+            volumes.start()
         try:
             watch = Watch(config.state, lambda: shown(service.pulls.states(), __version__))
             parts.callback(watch.close)
@@ -207,6 +221,8 @@ def serve(
         stop.wait()
         notify("STOPPING=1")
         log.info("stopping: running calls have %g s", grace)
+        if volumes is not None:
+            volumes.close(grace)
         service.close(grace)
 
 
