@@ -84,8 +84,6 @@ def install(
     from unlade.host import setup
     from unlade.host.bundle import collect
 
-    host = _host(root)
-    before = setup.installed(host, prefix).version
     wanted = setup.Wanted(
         prefix=prefix,
         version=_version(serve_options) if serve_options else None,
@@ -93,16 +91,18 @@ def install(
         config_directory=config_directory,
         leave_kubelet=no_kubelet,
     )
-    if rollback:
-        if serve_options:
-            raise click.UsageError("--rollback brings the earlier version's own options back")
-        steps = setup.rollback(host, wanted, answers=_answers)
-    else:
-        arguments = (wanted.version or before).arguments
-        # Events need the Kubernetes client, which is three times the size of all the rest.
-        extras = ["node", "kube"] if _parsed(arguments)["kubeconfig"] else ["node"]
-        steps = setup.install(host, wanted, collect(extras, python=python), answers=_answers)
-    _carry_out(settings, host, steps, dry_run=dry_run)
+    if rollback and serve_options:
+        raise click.UsageError("--rollback brings the earlier version's own options back")
+    host = _host(root)
+    with host.alone():
+        if rollback:
+            steps = setup.rollback(host, wanted, answers=_answers)
+        else:
+            arguments = (wanted.version or setup.installed(host, prefix).version).arguments
+            # Events need the Kubernetes client, which is more than all the rest.
+            extras = ["node", "kube"] if _parsed(arguments)["kubeconfig"] else ["node"]
+            steps = setup.install(host, wanted, collect(extras, python=python), answers=_answers)
+        _carry_out(settings, host, steps, dry_run=dry_run)
 
 
 @click.command(short_help="Take the service away again.")
@@ -124,7 +124,8 @@ def uninstall(settings: Settings, *, prefix: str, root: str, dry_run: bool) -> N
     from unlade.host import setup
 
     host = _host(root)
-    _carry_out(settings, host, setup.uninstall(host, prefix), dry_run=dry_run)
+    with host.alone():
+        _carry_out(settings, host, setup.uninstall(host, prefix), dry_run=dry_run)
 
 
 @click.command(short_help="What is installed, and whether it works.")

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import unlade
 from unlade.host.errors import HostError, NotBundled
+from unlade.kernel import failpoints
 from unlade.tree.sync import sync_tree
 
 PACKAGE: Final = "unlade"
@@ -100,7 +101,8 @@ class Bundle:
 
     def write(self, target: Path) -> None:
         """Make the directory, whole or not at all, durable when this returns."""
-        staging = target.with_name(f".{target.name}.{os.getpid()}")
+        # One name, so that what a killed install left is found and replaced by the next.
+        staging = target.with_name(".incoming")
         shutil.rmtree(staging, ignore_errors=True)
         try:
             self._fill(staging, target)
@@ -109,6 +111,7 @@ class Bundle:
                 sync_tree(fd)
             finally:
                 os.close(fd)
+            failpoints.reach("host.bundle.filled")
             os.rename(staging, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)

@@ -149,6 +149,8 @@ def uninstall(host: Host, prefix: str = PREFIX) -> list[Step]:
         steps.append(Systemctl(("stop", units.UNIT)))
     changed: list[Step] = [step for step in (*links, service) if step.needed(host)]
     steps += changed
+    if changed:
+        steps.append(RemoveEmpty(str(units.UNIT_DIRECTORY / "kubelet.service.wants")))
     if host.live and changed:
         steps.append(Systemctl(("daemon-reload",)))
     if not there.current and not there.record.versions:
@@ -157,7 +159,7 @@ def uninstall(host: Host, prefix: str = PREFIX) -> list[Step]:
     leftovers = [version.socket, *(f"{version.state}/{name}" for name in ("locks", "owners", "pulls.sock"))]
     steps += [Remove(path) for path in leftovers if host.live and host.at(path).exists()]
     names = sorted({*there.record.versions, there.current, there.previous} - {""})
-    ours = ["current", "previous", *names, RECORD]
+    ours = ["current", "previous", ".incoming", *names, RECORD]
     steps += [Remove(f"{prefix}/{name}") for name in ours if _is_there(host.at(f"{prefix}/{name}"))]
     steps.append(RemoveEmpty(prefix))
     if host.live:

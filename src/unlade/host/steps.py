@@ -8,12 +8,12 @@ reads half of one. With a root directory other than `/` (image builds) no progra
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
@@ -21,6 +21,7 @@ from typing import Final, Protocol
 from unlade.errors import UnladeError
 from unlade.host.bundle import Bundle
 from unlade.host.errors import HostError
+from unlade.kernel import failpoints
 
 # A start of ours waits for containerd for up to a minute; a kubelet ends within its own 90 s.
 _SYSTEMCTL_SECONDS: Final = 240.0
@@ -62,6 +63,21 @@ class Host:
                 next_step=f"see `journalctl -u {arguments[-1]}`",
             )
         return done.stdout.strip()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other install or uninstall of this host runs meanwhile; raises HostError when one does."""
+        # A lock of the root directory itself leaves nothing behind.
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise HostError(
+                f"another install or uninstall of {self.root} is under way", next_step="wait for it to end"
+            ) from error
+        finally:
+            os.close(fd)
 
     def active(self, unit: str) -> bool:
         """Whether a unit runs."""
@@ -267,6 +283,7 @@ def carry_out(steps: Sequence[Step], host: Host, tell: Callable[[str], None]) ->
         done.append(step)
         try:
             step.do(host)
+            failpoints.reach("host.step.done")
         except (UnladeError, OSError) as error:
             failures = _take_back(done, host, tell)
             after = "; and taking it back: " + "; ".join(failures) if failures else ""
@@ -321,18 +338,18 @@ def _put(path: Path, content: str | None, *, link: bool, mode: int) -> None:
         path.unlink(missing_ok=True)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # One name, which the next install replaces; neither systemd nor the kubelet reads it.
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.unlink(missing_ok=True)
         if link:
-            fresh = path.with_name(f".{path.name}.{os.getpid()}")
-            fresh.unlink(missing_ok=True)
             fresh.symlink_to(content)
         else:
-            fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            fresh = Path(name)
-            with os.fdopen(fd, "w") as stream:
+            with open(fresh, "x") as stream:
                 stream.write(content)
                 stream.flush()
-                os.fchmod(fd, mode)
-                os.fsync(fd)
+                os.fchmod(stream.fileno(), mode)
+                os.fsync(stream.fileno())
+        failpoints.reach("host.file.written")
         os.rename(fresh, path)
     with suppress(FileNotFoundError):
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

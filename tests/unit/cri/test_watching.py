@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
+import signal
 import stat
+import struct
+import subprocess
+import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,6 +122,34 @@ def test_top_without_a_terminal_writes_lines(
         main(["top", "--state", str(watch.parent)])
     assert ended.value.code == 130
     assert "registry.example.com/m:v1  team/web  wait  - of - (- %)" in capsys.readouterr().out
+
+
+def test_top_on_a_terminal_draws_a_table(watch: Path, pulls: Pulls) -> None:
+    """Drawn anew while it runs; Ctrl-C ends it and gives the screen back."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "unlade", "top", "--interval", "0.1", "--state", str(watch.parent)]
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    shown_text = b""
+    try:
+        with pulls.begin(request()) as pull:
+            for done in (1 << 20, 2 << 20):
+                pull(event("bytes", ONE, done, 4 << 20))
+                while f"{done >> 20}.0 MiB".encode() not in shown_text:
+                    assert select.select([leader], [], [], 30)[0], shown_text
+                    shown_text += os.read(leader, 65536)
+        while b"nothing is pulled" not in shown_text:
+            assert select.select([leader], [], [], 30)[0], shown_text
+            shown_text += os.read(leader, 65536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    assert b"team/web" in shown_text
 
 
 def test_rows_of_long_pulls(pulls: Pulls) -> None:

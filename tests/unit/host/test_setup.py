@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import systemctl
+from unlade.cli import main
 from unlade.errors import InvalidInput
 from unlade.host import setup, units
 from unlade.host.bundle import Bundle
 from unlade.host.errors import HostError
 from unlade.host.setup import Version, Wanted
 from unlade.host.steps import Host, carry_out
+from unlade.kernel import failpoints
 
 PREFIX = "/opt/unlade"
 UNIT = "/etc/systemd/system/unlade-node.service"
@@ -269,3 +272,67 @@ def test_systemd_accepts_the_unit(tmp_path: Path, root: Path) -> None:
     ):
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.unit.host.test_setup import Host, bundle, put
+place, version = Path(sys.argv[1]), sys.argv[2]
+put(Host(place / "root"), bundle(place, version))
+"""
+
+
+@pytest.mark.parametrize(
+    "point", ["host.bundle.filled", "host.step.done:1", "host.file.written:4", "host.step.done:6"]
+)
+def test_a_killed_install_is_ended_by_the_next(tmp_path: Path, root: Path, point: str) -> None:
+    """First an install, then an upgrade; whatever is there meanwhile is whole."""
+    assert point.partition(":")[0] in failpoints.names()
+    other = tmp_path / "clean"
+    other.mkdir()
+    for version in ("1.0", "1.1"):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, tmp_path, version],
+            env={**os.environ, failpoints.VARIABLE: point, "PYTHONPATH": str(Path(__file__).parents[3])},
+            check=False,
+        )
+        killed = done.returncode == -signal.SIGKILL
+        assert killed or version == "1.1"  # an upgrade has fewer steps
+        if (root / "opt/unlade/current").is_symlink():
+            assert (root / "opt/unlade/current/bin/unlade").exists()
+            assert (root / "opt/unlade/current/bundle.json").exists()
+        put(Host(root), bundle(tmp_path, version))
+        put(Host(other), bundle(tmp_path, version))
+        assert everything(root) == everything(other)
+    carry_out(setup.uninstall(Host(root)), Host(root), lambda _line: None)
+    assert everything(root) == {}
+
+
+def test_two_at_once_are_refused(root: Path) -> None:
+    with Host(root).alone(), pytest.raises(HostError, match="under way"), Host(root).alone():
+        pass
+
+
+def test_the_command(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into an image's tree, with the real installation; options are read before anything is made."""
+
+    def unlade(*words: str, expect: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["node", *words, *(() if "--" in words else ("--root", str(root)))])
+        out, err = capsys.readouterr()
+        assert ended.value.code == expect, err
+        return out + err
+
+    assert "No such option" in unlade("install", "--root", str(root), "--", "--no-such", expect=2)
+    planned = unlade("install", "--dry-run", "--root", str(root), "--", "--parallel-pulls", "3")
+    assert everything(root) == {}
+    assert "nothing was changed" in planned
+    assert "next: " in unlade("install", "--rollback", expect=3)
+    told = json.loads(unlade("status", "-o", "json", expect=1))
+    assert told["problems"] == ["nothing is installed in /opt/unlade"]
+    assert "nothing to do" in unlade("uninstall")
+    put(Host(root), bundle(tmp_path, "1.0"), version=Version(("--grace", "7"), grace=7.0))
+    table = unlade("status")
+    assert "--grace 7" in table
+    assert "TimeoutStopSec=17\n" in everything(root)[UNIT[1:]]
