@@ -25,16 +25,22 @@ def images(settings: Settings, *, names: tuple[str, ...], handler: str | None, o
     """List the store's records: reference, handler, platform, digest, sizes and mounts.
 
     OWN bytes would be freed with the record; SHARED bytes are kept by others too. The total on stderr counts
-    every byte once.
+    every byte once. With --containerd, what the node's kubelet sees, a line for each runtime handler.
 
     \b
     Examples:
       unlade images
+      unlade images --store containerd
       unlade images --runtime-handler kata -o json
     """
     from unlade.cli.output import count, emit, human
     from unlade.cli.request import parse_references
 
+    if socket := settings.containerd_socket():
+        from unlade.cli.node_images import show
+
+        show(settings, socket, names, handler, output)
+        return
     wanted = {str(reference) for reference in parse_references(names)}
     with settings.store() as store:
         records = [
@@ -96,7 +102,7 @@ def rmi(settings: Settings, *, names: tuple[str, ...], handler: str | None, dry_
     """Remove records from the store and free what nothing else needs. What is mounted stays.
 
     Without --runtime-handler every handler's record of REF goes; with it, only that one. REF may also be the
-    digest of a manifest or index (`sha256:...`): then every record of it.
+    digest of a manifest or index (`sha256:...`): then every record of it; in containerd, an image ID too.
 
     \b
     Examples:
@@ -107,6 +113,11 @@ def rmi(settings: Settings, *, names: tuple[str, ...], handler: str | None, dry_
     from unlade.cli.output import human
     from unlade.store import NotInStore, remove_image
 
+    if socket := settings.containerd_socket():
+        from unlade.cli.node_images import remove
+
+        remove(settings, socket, names, handler, dry_run=dry_run)
+        return
     freed = 0
     with settings.store() as store:
         chosen: dict[tuple[str, str], ImageRecord] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unlade.cli.completion import stored_references
-from unlade.cli.settings import Settings, output_option, pass_settings, registry_options
+from unlade.cli.settings import Settings, output_option, pass_settings, shared_options
 
 if TYPE_CHECKING:
     from unlade.model import Deadline, Descriptor, Index, Manifest, Reference
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 @click.option("--config", "show_config", is_flag=True, help="Print the config blob as it is.")
 @click.option("--raw", is_flag=True, help="Print the manifest's bytes as they are.")
 @click.option("--tags", is_flag=True, help="List the repository's tags instead.")
+@click.option("--runtime-handler", "handler", metavar="NAME", help="With --containerd: only this handler's.")
 @output_option()
-@registry_options
+@shared_options
 @pass_settings
 def inspect(
     settings: Settings,
@@ -39,9 +40,13 @@ def inspect(
     show_config: bool,
     raw: bool,
     tags: bool,
+    handler: str | None,
     output: str,
 ) -> None:
     """Show what REF is. Nothing is stored.
+
+    With --containerd: what the node holds of REF, or of an image ID, for each runtime handler; no registry is
+    asked.
 
     \b
     Examples:
@@ -54,6 +59,11 @@ def inspect(
     from unlade.cli.request import parse_references
     from unlade.model import Index
 
+    if socket := settings.containerd_socket():
+        from unlade.cli.node_images import explain
+
+        explain(settings, socket, name, handler, output)
+        return
     [reference] = parse_references([name])
     deadline = settings.deadline()
     with settings.registry([reference]) as registry:

@@ -89,6 +89,11 @@ for _command in (install, uninstall, status, csi):
     help="What runs inside a runtime handler; may be repeated. Others run the host's platform.",
 )
 @click.option(
+    "--handlers-are-told",
+    is_flag=True,
+    help="The kubelet's gate RuntimeClassInImageCriApi is on: pulls name the handler they are for.",
+)
+@click.option(
     "--certs-dir",
     "certs_dirs",
     multiple=True,
@@ -133,6 +138,7 @@ def serve(
     per_registry: int | None,
     kubeconfig: str | None,
     handlers: tuple[str, ...],
+    handlers_are_told: bool,
     certs_dirs: tuple[str, ...],
     plain_http: tuple[str, ...],
     csi: bool,
@@ -179,6 +185,7 @@ def serve(
         parallel_pulls=parallel_pulls,
         parallel_pulls_per_registry=per_registry or 0,
         handlers=tuple(_handler(text) for text in handlers),
+        handlers_are_told=handlers_are_told,
         registry=registry,
     )
     log_json(log_level)
@@ -242,10 +249,11 @@ def _handler(text: str) -> Handler:
     platform, comma, snapshotter = rest.partition(",")
     if not name or not equals or not platform or (comma and not snapshotter):
         raise InvalidInput(
-            f"--handler {text!r} cannot be read", next_step="write NAME=OS/ARCH[/VARIANT][,SNAPSHOTTER]"
+            f"--handler {text!r} cannot be read",
+            next_step="write NAME=OS[(VERSION+FEATURE)]/ARCH[/VARIANT][,SNAPSHOTTER]",
         )
     guest = Platform.parse(platform)
-    return Handler(name, guest, snapshotter) if comma else Handler(name, guest)
+    return Handler(name, guest, snapshotter)  # empty: containerd's own for this handler
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -60,9 +60,10 @@ def pull(
 ) -> None:
     """Fetch references.
 
-    With one REF its blobs go into the store, an OCI image layout that other tools read. With a DIR the
-    content is unpacked there, and several REFs are merged in order, later ones winning; `-` writes a tar to
-    stdout. DIR must be missing or empty unless --replace is given; it appears whole or not at all.
+    With one REF its blobs go into the store, an OCI image layout that other tools read; with --containerd, to
+    where a pod of --runtime-handler would have it. With a DIR the content is unpacked there, and several REFs
+    are merged in order, later ones winning; `-` writes a tar to stdout. DIR must be missing or empty unless
+    --replace is given; it appears whole or not at all.
 
     \b
     Examples:
@@ -72,8 +73,24 @@ def pull(
       unlade pull --referrer application/spdx+json alpine:3.20 ./sbom
       unlade pull registry.example.com/team/site:v1 - | tar -tv
     """
+    from unlade.unpack import WorkerPool
+
+    # Before the rest is imported: meanwhile the process that unpacks gets ready beside this one.
+    workers = WorkerPool(jobs)
+    click.get_current_context().call_on_close(workers.close)
+
     from unlade.delivery import Directory, Engine, InStore, TarStream
 
+    socket = settings.containerd_socket()
+    if socket and len(arguments) == 1:
+        from unlade.cli.node_images import fetch
+
+        if sub_path or replace or setid or keep_blobs or dry_run:
+            raise click.UsageError(
+                "containerd takes whole references: only --runtime-handler and what to pull"
+            )
+        fetch(settings, socket, arguments[0], jobs, output, **options)
+        return
     names, place = (arguments, None) if len(arguments) == 1 else (arguments[:-1], arguments[-1])
     references = parse_references(names)
     destination: Destination
@@ -99,7 +116,7 @@ def pull(
     store = settings.store() if place is None or keep_blobs else None
     with (
         settings.registry(references) as registry,
-        Engine(registry, store, connections=connections, jobs=jobs) as engine,
+        Engine(registry, store, connections=connections, jobs=jobs, workers=workers) as engine,
     ):
         try:
             if dry_run:

@@ -113,12 +113,13 @@ def make_request(
         referrer=referrer,
         referrer_from=parse_references([referrer_from])[0] if referrer_from else None,
         artifact_type=artifact_type,
-        annotations=dict(_key_value(text) for text in annotations),
+        annotations=dict(key_value(text) for text in annotations),
         **more,
     )
 
 
-def _key_value(text: str) -> tuple[str, str]:
+def key_value(text: str) -> tuple[str, str]:
+    """KEY=VALUE, as --annotation takes it."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise click.UsageError(f"--annotation {text!r} is not KEY=VALUE")

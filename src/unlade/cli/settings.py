@@ -16,6 +16,7 @@ import click
 
 if TYPE_CHECKING:
     from unlade.cli.progress import Watcher
+    from unlade.cri.node import Node
     from unlade.model import Deadline, Reference
     from unlade.registry import Registry
     from unlade.store import DirStore
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 PLAIN_HTTP_ENV: Final = "UNLADE_PLAIN_HTTP"
 REALMS_ENV: Final = "UNLADE_TOKEN_REALMS"
 STORE_ENV: Final = "UNLADE_STORE"
+CONTAINERD_ENV: Final = "UNLADE_CONTAINERD"
+CONTAINERD_STATE_ENV: Final = "UNLADE_CONTAINERD_STATE"
+# `--store containerd`: what the node's containerd holds, instead of a directory.
+CONTAINERD: Final = "containerd"
+CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
+CONTAINERD_STATE: Final = "/run/unlade"
 SYSTEM_STORE: Final = "/var/lib/unlade"
 # Commands of containerd's users find their certificates and mirrors without another option.
 CERTS_DIRS: Final = ("/etc/unlade/certs.d", "/etc/containerd/certs.d", "/etc/docker/certs.d")
@@ -35,6 +42,8 @@ class Settings:
     """What the shared options said; None and False where nothing was said."""
 
     store_path: str | None = None
+    containerd: str | None = None
+    containerd_state: str | None = None
     plain_http: bool = False
     insecure_skip_tls_verify: bool = False
     ca_file: str | None = None
@@ -60,9 +69,43 @@ class Settings:
 
     def store(self) -> DirStore:
         """The store: --store, else UNLADE_STORE, else the user's own; made where it is missing."""
+        from unlade.errors import InvalidInput
         from unlade.store import DirStore
 
-        return DirStore(self.store_directory())
+        directory = self.store_directory()
+        if directory == CONTAINERD:
+            raise InvalidInput(
+                "this command works in a directory of its own, not in containerd",
+                next_step="name a directory with --store",
+            )
+        return DirStore(directory)
+
+    def containerd_socket(self) -> str | None:
+        """Where containerd listens when it is the store that is meant; None for a directory."""
+        if self.containerd:
+            return self.containerd
+        named = os.environ.get(CONTAINERD_ENV)
+        if self.store_path:
+            return (named or CONTAINERD_SOCKET) if self.store_path == CONTAINERD else None
+        return named or (CONTAINERD_SOCKET if os.environ.get(STORE_ENV) == CONTAINERD else None)
+
+    def node(self, socket: str, registry: Registry | None = None) -> Node:
+        """What a node's containerd holds; a registry client for pulls."""
+        from pathlib import Path
+
+        from unlade.errors import InvalidInput
+
+        try:
+            from unlade.cri.node import Node
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in {"grpc", "google"}:
+                raise
+            raise InvalidInput(
+                f"containerd needs {error.name}, which is not installed",
+                next_step="pip install 'unlade[node]'",
+            ) from error
+        state = self.containerd_state or os.environ.get(CONTAINERD_STATE_ENV) or CONTAINERD_STATE
+        return Node(socket, state=Path(state), registry=registry)
 
     def store_directory(self) -> str:
         """Where the store is, whether it exists or not."""
@@ -124,6 +167,18 @@ _OPTIONS: Final = (
         help=f"The store [{STORE_ENV}; else the user's data directory, {SYSTEM_STORE} for root].",
     ),
     click.option(
+        "--containerd",
+        metavar="SOCKET",
+        type=click.Path(),
+        help=f"Work on what this containerd holds [{CONTAINERD_ENV}; --store {CONTAINERD}].",
+    ),
+    click.option(
+        "--containerd-state",
+        metavar="DIR",
+        type=click.Path(),
+        help=f"Locks shared with the node's service [{CONTAINERD_STATE_ENV}; {CONTAINERD_STATE}].",
+    ),
+    click.option(
         "--plain-http",
         is_flag=True,
         help=f"The registries named here have no TLS (also {PLAIN_HTTP_ENV}=host:port,…).",
@@ -159,7 +214,7 @@ def registry_options(function: Command) -> Command:
 
 def store_options(function: Command) -> Command:
     """The same for a command without a registry."""
-    return _declare(function, shown=frozenset({"store_path"}))
+    return _declare(function, shown=frozenset({"store_path", "containerd"}))
 
 
 def quiet_options(function: Command) -> Command:

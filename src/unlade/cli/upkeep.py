@@ -23,6 +23,8 @@ from unlade.cli.settings import Settings, output_option, pass_settings, store_op
 def gc(settings: Settings, *, keep_recent: float, dry_run: bool, output: str) -> None:
     """Delete blobs and trees that no record, lease or mount needs; safe while others pull.
 
+    With --containerd: end what dead processes left there, and have containerd collect. No image is removed.
+
     \b
     Examples:
       unlade gc --dry-run
@@ -32,6 +34,13 @@ def gc(settings: Settings, *, keep_recent: float, dry_run: bool, output: str) ->
     from unlade.mount.table import read_table
     from unlade.store import collect
 
+    if socket := settings.containerd_socket():
+        from unlade.cli.node_images import tidy
+
+        if keep_recent:
+            raise click.UsageError("containerd decides by itself what is recent: leave --keep-recent out")
+        tidy(settings, socket, output, dry_run=dry_run)
+        return
     with settings.store() as store:
         report = collect(
             store,
@@ -67,6 +76,8 @@ def gc(settings: Settings, *, keep_recent: float, dry_run: bool, output: str) ->
 def fsck(settings: Settings, *, repair: bool, output: str) -> int:
     """Hash every blob, compare every tree with its file list, and check the records.
 
+    With --containerd, of what the node's images need there; --repair removes what is damaged.
+
     Exit code 1 when something is wrong, 0 when nothing is.
 
     \b
@@ -77,8 +88,12 @@ def fsck(settings: Settings, *, repair: bool, output: str) -> int:
     from unlade.cli.output import count, emit
     from unlade.tree import fsck as check
 
-    with settings.store() as store:
-        problems = check(store, repair=repair, deadline=settings.deadline())
+    if socket := settings.containerd_socket():
+        with settings.node(socket) as node:
+            problems = node.fsck(repair=repair, deadline=settings.deadline())
+    else:
+        with settings.store() as store:
+            problems = check(store, repair=repair, deadline=settings.deadline())
     data = [
         {"kind": one.kind, "subject": one.subject, "detail": one.detail, "repaired": one.repaired}
         for one in problems

@@ -181,11 +181,11 @@ class Artifacts:
             return False
         return self._ledger.remove(image.id, None if handler is None else self.handlers.resolve(handler).name)
 
-    def recover(self) -> Recovered:
+    def recover(self, *, dry_run: bool = False) -> Recovered:
         """Remove what dead processes left: leases, and images and names that are not whole. Idempotent."""
-        ended = leases.end_dead(self.containerd)
-        images, names = self._ledger.settle()
-        if ended or images or names:
+        ended = leases.end_dead(self.containerd, dry_run=dry_run)
+        images, names = self._ledger.settle(dry_run=dry_run)
+        if not dry_run and (ended or images or names):
             self.collect()
         return Recovered(tuple(ended), tuple(images), tuple(names))
 

@@ -194,22 +194,32 @@ class Containerd:
                     self._salt = self._read_or_make_salt()
             return self._salt
 
-    def _read_or_make_salt(self) -> bytes:
+    def noted(self, label: str) -> str:
+        """What a label of the namespace says; empty when it is not there."""
         what = f"read containerd's namespace {self.namespace}"
         try:
             found = self.call(_GET, namespaces_pb2.GetNamespaceRequest(name=self.namespace), what)
         except Missing:
+            return ""
+        text: str = found.namespace.labels.get(label, "")
+        return text
+
+    def note(self, label: str, value: str) -> None:
+        """Set a label of the namespace, which is made where it is missing; others stay."""
+        what = f"label containerd's namespace {self.namespace}"
+        with contextlib.suppress(Exists):  # made by somebody else, or by our own first attempt
             new = namespaces_pb2.Namespace(name=self.namespace)
-            with contextlib.suppress(Exists):  # made by somebody else, or by our own first attempt
-                self.call(_CREATE, namespaces_pb2.CreateNamespaceRequest(namespace=new), what)
-            found = self.call(_GET, namespaces_pb2.GetNamespaceRequest(name=self.namespace), what)
-        text: str = found.namespace.labels.get(_SALT_LABEL, "")
+            self.call(_CREATE, namespaces_pb2.CreateNamespaceRequest(namespace=new), what)
+        changed = namespaces_pb2.Namespace(name=self.namespace, labels={label: value})
+        request = namespaces_pb2.UpdateNamespaceRequest(namespace=changed)
+        request.update_mask.paths.append(f"labels.{label}")
+        self.call(_UPDATE, request, what)
+
+    def _read_or_make_salt(self) -> bytes:
+        text = self.noted(_SALT_LABEL)
         if not text:
             text = uuid.uuid4().hex + uuid.uuid4().hex
-            changed = namespaces_pb2.Namespace(name=self.namespace, labels={_SALT_LABEL: text})
-            request = namespaces_pb2.UpdateNamespaceRequest(namespace=changed)
-            request.update_mask.paths.append(f"labels.{_SALT_LABEL}")
-            self.call(_UPDATE, request, f"label containerd's namespace {self.namespace}")
+            self.note(_SALT_LABEL, text)
         return text.encode()
 
     def _metadata(self, lease: str) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,8 @@
 A handler decides two things about an image: the platform whose entry of an index is meant (R3), and the
 snapshotter that must hold it (R6). The node's configuration names every handler; an unknown one is refused
 rather than taken for the default, as containerd would do (R2). What containerd is asked for is decided by
-(reference, handler, options), so options have a fingerprint that is part of a record's key.
+(reference, handler, options), so options have a fingerprint that is part of a record's key. The service notes
+its handlers in containerd (`remember`), so that commands on the same node know what it knows.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+from unlade.containerd.connection import Containerd
 from unlade.containerd.errors import UnknownHandler
 from unlade.errors import InvalidInput
 from unlade.model import Platform
 
 DEFAULT_SNAPSHOTTER = "overlayfs"
+_LABEL: Final = "unlade.dev/handlers"
+# containerd refuses labels whose name and value are longer together.
+_LONGEST: Final = 4096 - len(_LABEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +110,36 @@ class PullOptions:
             # Later than the others: what was recorded without it keeps its fingerprint.
             asked["referrer_from"] = self.referrer_from
         return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]
+
+
+class _Noted(msgspec.Struct):
+    platform: str
+    snapshotter: str
+
+
+class _AllNoted(msgspec.Struct):
+    default: str
+    known: dict[str, _Noted]
+
+
+_ALL_NOTED: Final = msgspec.json.Decoder(_AllNoted)
+
+
+def remember(containerd: Containerd, handlers: Handlers) -> None:
+    """Note a node's handlers where `recall` finds them; more than containerd keeps are not noted."""
+    known = {name: _Noted(str(one.platform), one.snapshotter) for name, one in handlers.known.items()}
+    text = msgspec.json.encode(_AllNoted(handlers.default, known)).decode()
+    containerd.note(_LABEL, text if len(text) <= _LONGEST else "")
+
+
+def recall(containerd: Containerd) -> Handlers | None:
+    """The handlers that the node's service noted; None when no service did."""
+    try:
+        noted = _ALL_NOTED.decode(containerd.noted(_LABEL) or "null")
+        known = {
+            name: Handler(name, Platform.parse(one.platform), one.snapshotter)
+            for name, one in noted.known.items()
+        }
+        return Handlers(noted.default, known)
+    except (msgspec.DecodeError, InvalidInput):
+        return None  # of another version, or none

@@ -50,6 +50,11 @@ class ImageRecords:
         except Missing:
             return None
 
+    def all(self) -> list[Row]:
+        """Every record of the namespace, others' too."""
+        request = images_pb2.ListImagesRequest()
+        return [_row(image) for image in self._containerd.call(_LIST, request, "list images").images]
+
     def with_label(self, label: str, value: str | None = None) -> list[Row]:
         """The records that have a label, or have it with this value."""
         filter_ = f'labels."{label}"' if value is None else f'labels."{label}"=="{value}"'

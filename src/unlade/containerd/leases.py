@@ -152,15 +152,18 @@ def holders(containerd: Containerd, *, kind: str, resource: str) -> list[str]:
     ]
 
 
-def end_dead(containerd: Containerd) -> list[str]:
+def end_dead(containerd: Containerd, *, dry_run: bool = False) -> list[str]:
     """End the leases whose owner is gone; their IDs. Leases that are not ours stay."""
     found = containerd.call(_LIST, leases_pb2.ListRequest(), "list leases").leases
     dead = []
     for lease in found:
         owner = Path(lease.labels.get(labels.OWNER, ""))
         if owner.name and not OwnerLock.alive(owner.parent, owner.name):
-            _end(containerd, lease.id, sync=False)
+            if not dry_run:
+                _end(containerd, lease.id, sync=False)
             dead.append(lease.id)
+    if dry_run:
+        return dead
     with explaining(f"use {containerd.state}"):
         for entry in (containerd.state / "owners").iterdir():
             # A name with a dot is still being made by its owner.

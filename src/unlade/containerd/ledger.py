@@ -121,7 +121,7 @@ class Ledger:
             self._remove(image, gone)
             return True
 
-    def settle(self) -> tuple[list[str], list[str]]:
+    def settle(self, *, dry_run: bool = False) -> tuple[list[str], list[str]]:
         """Remove what a crash left half done; the IDs of images and the names that were removed."""
         with self._locked():
             names = {row.name: row for row in self._images.with_label(labels.IMAGE)}
@@ -135,14 +135,17 @@ class Ledger:
                     if newest[one.label] == image.id and self._is_whole(one, image, names)
                 )
                 if not whole:
-                    self._remove(image, image.tuples)
+                    if not dry_run:
+                        self._remove(image, image.tuples)
                     dropped.append(image.id)
                     continue
                 stale = {one.label: "" for one in image.tuples if one not in whole}
-                if stale:
+                if stale and not dry_run:
                     self._images.label(image.id, stale)
                 kept[image.id] = replace(image, tuples=whole)
-            loose = [name for name, row in names.items() if self._drop_if_loose(row, kept)]
+            loose = [name for name, row in names.items() if self._is_loose(row, kept)]
+            if not dry_run:
+                loose = [name for name in loose if self._drop(names[name])]
         return dropped, sorted(loose)
 
     def _locked(self) -> AbstractContextManager[None]:
@@ -215,15 +218,15 @@ class Ledger:
         row = names.get(one.reference)
         return row is not None and row.target == image.target
 
-    def _drop_if_loose(self, row: Row, kept: Mapping[str, ArtifactImage]) -> bool:
-        image_id = row.labels[labels.IMAGE]
-        image = kept.get(image_id)
+    def _is_loose(self, row: Row, kept: Mapping[str, ArtifactImage]) -> bool:
+        image = kept.get(row.labels[labels.IMAGE])
         named = {one.reference for one in image.tuples if self._has_name(one)} if image else set()
-        if image is not None and row.target == image.target and row.name in named:
-            return False
+        return image is None or row.target != image.target or row.name not in named
+
+    def _drop(self, row: Row) -> bool:
         info = self._content.info(Digest.parse(row.target))
         # A manifest that keeps this config alive is the synthetic one; one that is gone leads nowhere.
-        return self._take_back(row, info is None or image_id in info.labels.values())
+        return self._take_back(row, info is None or row.labels[labels.IMAGE] in info.labels.values())
 
 
 def _at(image: ArtifactImage, label: str) -> float:

@@ -8,6 +8,7 @@ host's unless the configuration says otherwise (R3).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -68,7 +69,10 @@ def from_status(answer: api.StatusResponse, configured: Iterable[Handler]) -> Ha
         )
         for name in names
     }
-    known |= {handler.name: handler for handler in configured}
+    for handler in configured:
+        # A guest's platform alone leaves the snapshotter containerd's.
+        there = known[handler.name].snapshotter if handler.name in known else _DEFAULT_SNAPSHOTTER
+        known[handler.name] = replace(handler, snapshotter=handler.snapshotter or there)
     default = told.default_runtime_name
     if default not in known:
         default = "runc" if "runc" in known or not known else next(iter(known))

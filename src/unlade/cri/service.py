@@ -19,6 +19,7 @@ from typing import Final, Self
 import grpc
 
 from unlade.containerd import Artifacts, Containerd, ContainerdStore, Handler, Handlers, OrdinaryImages
+from unlade.containerd.handlers import remember
 from unlade.containerd.ingests import ingested
 from unlade.cri.images import Images
 from unlade.cri.observed import HandlerCounts, Metrics
@@ -119,6 +120,7 @@ class NodeService:
         everywhere = config.everywhere(handlers)
         artifacts = parts.enter_context(Artifacts(containerd, registry, handlers, everywhere=everywhere))
         held = OrdinaryImages(containerd, handlers.default)
+        remember(containerd, handlers)
         recovered = artifacts.recover()
         _log.info(
             "tidied away: %d leases, %d images, %d names",

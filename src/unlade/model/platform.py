@@ -29,6 +29,7 @@ _ARCHITECTURES: Final = {
 }
 # An arm host runs code of its own variant and of every older one, newest preferred.
 _ARM_VARIANTS: Final = ("v8", "v7", "v6", "v5")
+_BRACKET: Final = re.compile(r"([A-Za-z0-9]+)\(([0-9.]*)((?:\+[A-Za-z0-9_.-]{1,64})*)\)", re.ASCII)
 _PART: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -50,17 +51,22 @@ class Platform:
 
     @classmethod
     def parse(cls, text: str) -> Platform:
-        """Parse `os/architecture[/variant]`, also `os(version)/architecture`; raises InvalidPlatform."""
+        """Parse `os/architecture[/variant]`; raises InvalidPlatform.
+
+        As containerd writes them, `os(version+feature+…)/architecture` has os.version and os.features.
+        """
         parts = text.split("/")
-        os_part, version = parts[0], ""
-        bracket = re.fullmatch(r"([A-Za-z0-9]+)\(([0-9.]+)\)", os_part)
+        os_part, version, features = parts[0], "", ()
+        bracket = _BRACKET.fullmatch(os_part)
         if bracket:
             os_part, version = bracket[1], bracket[2]
+            features = tuple(filter(None, bracket[3].split("+")))
         if len(parts) not in (2, 3) or not all(_PART.fullmatch(part) for part in (os_part, *parts[1:])):
             raise InvalidPlatform(
                 f"{text[:140]!r} is not a platform", next_step="write os/architecture, such as linux/arm64"
             )
-        return cls(os_part.lower(), parts[1], parts[2] if len(parts) == 3 else "", version).normalised()
+        variant = parts[2] if len(parts) == 3 else ""
+        return cls(os_part.lower(), parts[1], variant, version, features).normalised()
 
     @classmethod
     def host(cls) -> Platform:
@@ -110,7 +116,8 @@ class Platform:
         return best[1] if best else None
 
     def __str__(self) -> str:
-        version = f"({self.os_version})" if self.os_version else ""
+        more = "+".join((self.os_version, *self.os_features))
+        version = f"({more})" if more else ""
         return "/".join(part for part in (self.os + version, self.architecture, self.variant) if part)
 
 

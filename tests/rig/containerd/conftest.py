@@ -5,12 +5,18 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.registry import FakeRegistry
 from tests.rig.containerd.daemon import Daemon
-from unlade.containerd import Containerd
+from tests.rig.node.client import Client
+from unlade.containerd import Containerd, Handler, OrdinaryImages
+from unlade.cri.service import NodeConfig, NodeService
+from unlade.model import Platform
+from unlade.registry import NoCredentials, RegistryConfig
 
 Connect = Callable[[], Containerd]
 
@@ -44,3 +50,47 @@ def connect(daemon: Daemon, tmp_path: Path) -> Iterator[Connect]:
 @pytest.fixture
 def connection(connect: Connect) -> Containerd:
     return connect()
+
+
+HANDLERS = (
+    Handler("guest", Platform.parse("linux/arm64")),
+    Handler("plain", Platform.parse("linux/arm64"), "native"),
+    Handler("twin", Platform.host()),
+)
+
+
+@dataclass
+class Node:
+    """The service, a client of it, and what containerd records."""
+
+    client: Client
+    connection: Containerd
+    images: OrdinaryImages
+    host: str
+    daemon: Daemon
+
+    def snapshots(self, snapshotter: str = "overlayfs") -> int:
+        """How many snapshots there are."""
+        return len(self.daemon.lines("k8s.io", "snapshots", "--snapshotter", snapshotter, "ls"))
+
+
+@pytest.fixture
+def node(daemon: Daemon, tmp_path: Path) -> Iterator[Node]:
+    """The service before the daemon's CRI, and a registry; no image is left, whatever the test did."""
+    with FakeRegistry(strict=False) as fake:
+        daemon.without_tls(fake.host)
+        config = NodeConfig(
+            socket=str(tmp_path / "image.sock"),
+            containerd=daemon.address,
+            state=tmp_path / "state",
+            handlers=HANDLERS,
+            handlers_are_told=True,
+            registry=RegistryConfig(plain_http=frozenset({fake.host})),
+            credentials=NoCredentials(),
+        )
+        with NodeService(config), Containerd(daemon.address, state=config.state) as connection:
+            images = OrdinaryImages(connection, "runc")
+            made = Node(Client(config.socket), connection, images, fake.host, daemon)
+            yield made
+            for image in made.client.images():
+                made.client.remove(image)

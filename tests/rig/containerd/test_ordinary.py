@@ -1,70 +1,26 @@
 """Ordinary images by runtime handler, in a real containerd without Kubernetes (R1–R6).
 
-The service stands before the daemon's own CRI; its handlers are the daemon's and two of the configuration.
+The service stands before the daemon's own CRI; its handlers are the daemon's and three of the configuration.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import pytest
 
 from rig.images import tar
 from tests.corpus.pushing import push
-from tests.fakes.registry import FakeRegistry
-from tests.rig.containerd.daemon import Daemon
+from tests.rig.containerd.conftest import Node
 from tests.rig.containerd.test_artifacts import left, nothing
 from tests.rig.node.artifacts import image_per_platform, plugin_image
 from tests.rig.node.client import Client
-from unlade.containerd import Containerd, Handler, OrdinaryImages, leases
-from unlade.cri.service import NodeConfig, NodeService
-from unlade.model import Platform
-from unlade.registry import NoCredentials, RegistryConfig
+from unlade.containerd import leases
 
 pytestmark = pytest.mark.root
 
-HANDLERS = (
-    Handler("guest", Platform.parse("linux/arm64")),
-    Handler("plain", Platform.parse("linux/arm64"), "native"),
-    Handler("twin", Platform.host()),
-)
 REPO = "images/tuples"
-
-
-@dataclass
-class Node:
-    """The service, a client of it, and what containerd records."""
-
-    client: Client
-    connection: Containerd
-    images: OrdinaryImages
-    host: str
-    daemon: Daemon
-
-    def snapshots(self, snapshotter: str = "overlayfs") -> int:
-        return len(left(self.daemon, self.connection)[snapshotter])
-
-
-@pytest.fixture
-def node(daemon: Daemon, tmp_path: Path) -> Iterator[Node]:
-    with FakeRegistry(strict=False) as fake:
-        daemon.without_tls(fake.host)
-        config = NodeConfig(
-            socket=str(tmp_path / "image.sock"),
-            containerd=daemon.address,
-            state=tmp_path / "state",
-            handlers=HANDLERS,
-            handlers_are_told=True,
-            registry=RegistryConfig(plain_http=frozenset({fake.host})),
-            credentials=NoCredentials(),
-        )
-        with NodeService(config), Containerd(daemon.address, state=config.state) as connection:
-            images = OrdinaryImages(connection, "runc")
-            yield Node(Client(config.socket), connection, images, fake.host, daemon)
 
 
 def _push(node: Node, base: list[bytes] | None = None) -> str:

@@ -42,6 +42,11 @@ class Client:
         answer = self.call("ListImages", api.ListImagesRequest(), api.ListImagesResponse)
         return sorted(image.id for image in answer.images)
 
+    def details(self) -> list[list[str]]:
+        """The names of each image that ListImages tells, pinned ones included."""
+        answer = self.call("ListImages", api.ListImagesRequest(), api.ListImagesResponse)
+        return [[*image.repo_tags, *image.repo_digests] for image in answer.images]
+
     def listed(self, handler: str, image: str = "") -> list[tuple[str, str]]:
         """ListImages with a filter that names a handler: IDs, and the handler that is told with each."""
         wanted = api.ImageFilter(image=api.ImageSpec(image=image, runtime_handler=handler))

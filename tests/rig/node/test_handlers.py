@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from rig.cluster import Rig
+from rig.images import tar
 from tests.corpus import corpus
 from tests.corpus.pushing import push
-from tests.rig.node.artifacts import per_platform
+from tests.rig.node.artifacts import image_per_platform, per_platform
 from tests.rig.node.client import Client
 from tests.rig.node.conftest import node_config
 from tests.rig.node.holdings import holdings
@@ -47,6 +49,50 @@ def test_the_guests_platform_decides(cluster: Rig, guests: Client) -> None:
     guests.remove(host)
     assert guests.status(name) is None
     assert holdings(cluster).beyond(before) == {}
+
+
+def test_the_guests_platform_decides_for_images(cluster: Rig, guests: Client) -> None:
+    """R3, R4: the same for an ordinary image: containerd's, with an ID for each entry."""
+    before = holdings(cluster)
+    push(cluster.registry.address, "handlers/images", image_per_platform([tar({"shared": b"s" * 5000})]))
+    name = f"{cluster.registry.address}/handlers/images:v1"
+    host, guest = guests.pull(name), guests.pull(name, handler="second")
+    assert host != guest
+    for handler, expected in (("", host), ("runc", host), ("second", guest)):
+        found = guests.status(name, handler=handler)
+        assert found is not None
+        assert found.id == expected
+    assert guests.listed("second", name) == [(guest, "second")]
+    guests.remove(name, handler="second")
+    assert guests.status(name, handler="second") is None
+    assert guests.status(name) is not None
+    guests.remove(host)
+    assert holdings(cluster).beyond(before) == {}
+
+
+def test_one_image_for_two_handlers(cluster: Rig, ours: Client) -> None:
+    """R1, R4: listed once, gone with its last tuple."""
+    before = holdings(cluster)
+    name = cluster.registry.push_image("handlers/image", [tar({"f": b"image"})]).reference
+    image = ours.pull(name)
+    assert ours.status(name, handler="second") is None
+    assert ours.pull(name, handler="second") == image
+    assert ours.images().count(image) == 1
+    ours.remove(image, handler="runc")
+    assert ours.status(name) is None
+    assert ours.status(name, handler="second") is not None
+    ours.remove(image, handler="second")
+    assert holdings(cluster).beyond(before) == {}
+
+
+def test_unknown_handlers_are_refused(cluster: Rig, ours: Client) -> None:
+    """R2: containerd would take its default one."""
+    name = cluster.registry.push_image("handlers/unknown", [tar({"f": b"unknown"})]).reference
+    for call in (ours.pull, ours.status, ours.remove):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(name, handler="no-such")
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "no-such" in caught.value.details()
 
 
 def test_one_tree_for_two_handlers(cluster: Rig, ours: Client) -> None:

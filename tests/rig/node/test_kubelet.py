@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from rig import images, machine
+from rig.cluster import Rig
+from rig.images import tar
 from rig.kube import until
-from rig.pods import Namespace
+from rig.pods import Namespace, Pod
 from tests.corpus.pushing import push
 from tests.rig.conftest import MakeRig
-from tests.rig.node.artifacts import per_platform
+from tests.rig.node.artifacts import image_per_platform, per_platform
 from tests.rig.node.client import Client
 from tests.rig.node.conftest import node_config
 from unlade.containerd import Handler
-from unlade.cri.service import NodeService
+from unlade.cri.service import NodeConfig, NodeService
 from unlade.model import Platform
 
 # Any disk has less room than this, so the kubelet deletes every unused image at once. It would evict pods
@@ -25,29 +32,107 @@ PRESSURE = {
 CRITICAL = {"priorityClassName": "system-node-critical"}
 
 
-def test_handlers_reach_us_and_nothing_in_use_is_collected(make_rig: MakeRig, tmp_path: Path) -> None:
-    rig = make_rig(kubelets=False, feature_gates={"RuntimeClassInImageCriApi": True})
-    config = node_config(rig, tmp_path)
-    guest = Handler("second", Platform.parse("linux/arm64"))
-    with NodeService(replace(config, handlers=(guest,))):
-        client = Client(config.socket)
-        rig.start_kubelet(rig.node, image_service=Path(config.socket))
-        rig.wait_node(rig.node)
-        namespace = Namespace(rig)
+GATE = "RuntimeClassInImageCriApi"
+
+
+class Turned:
+    """A node whose kubelet has the gate on, then off, then on, while pods of two handlers run."""
+
+    def __init__(self, rig: Rig, config: NodeConfig) -> None:
+        self.rig = rig
+        self.socket = Path(config.socket)
+        self.client = Client(config.socket)
+        self.namespace = Namespace(rig)
+        self.pods: dict[str, tuple[Pod, str]] = {}
+        busybox = images.IMAGES["busybox"].layer().read_bytes()
+        push(rig.registry.address, "gate/image", image_per_platform([busybox]))
         push(rig.registry.address, "gate/index", per_platform())
-        volume = {"/data": {"image": {"reference": f"{rig.registry.address}/gate/index:v1"}}}
-        host = namespace.run("host", volumes=volume, spec=CRITICAL)
-        other = namespace.run("guest", volumes=volume, spec={"runtimeClassName": "second", **CRITICAL})
-        unused = rig.registry.push_artifact("gate/unused", {"f": b"unused"}).reference
-        for pod in (host, other):
-            pod.wait_ready()
-        assert (host.exec("cat", "/data/arch"), other.exec("cat", "/data/arch")) == ("amd64", "arm64")
-        client.pull(unused)
-        rig.restart_kubelet(rig.node, config=PRESSURE, image_service=Path(config.socket))
-        until("the unused artifact is collected", lambda: client.status(unused) is None, seconds=60)
-        assert (host.exec("cat", "/data/arch"), other.exec("cat", "/data/arch")) == ("amd64", "arm64")
-        listed = client.images()
-        for handler in ("", "second"):
-            kept = client.status(f"{rig.registry.address}/gate/index:v1", handler=handler)
-            assert kept is not None
-            assert kept.id in listed
+        self.image = f"{rig.registry.address}/gate/image:v1"
+        self.volume = f"{rig.registry.address}/gate/index:v1"
+
+    def run(self, name: str, handler: str, expected: str) -> None:
+        """A pod whose image and volume are indexes with an entry for each platform."""
+        spec = {"runtimeClassName": handler, **CRITICAL} if handler else CRITICAL
+        volume = {"/data": {"image": {"reference": self.volume}}}
+        pod = self.namespace.run(name, image=self.image, volumes=volume, spec=spec)
+        pod.wait_ready()
+        self.pods[name] = pod, expected
+
+    def turn(self, on: bool, **config: Any) -> None:
+        self.rig.restart_kubelet(
+            self.rig.node, config={"featureGates": {GATE: on}, **config}, image_service=self.socket
+        )
+
+    def pressed(self, number: int) -> None:
+        """Have the kubelet delete all that it holds for unused; what pods use stays (rig notes, R5)."""
+        unused = [
+            self.rig.registry.push_artifact(f"gate/unused-{number}", {"f": b"%d" % number}).reference,
+            self.rig.registry.push_image(f"gate/idle-{number}", [tar({"f": b"%d" % number})]).reference,
+        ]
+        for name in unused:
+            self.client.pull(name)
+        for name in unused:
+            until(f"{name} is collected", partial(self._absent, name), seconds=90)
+        self.check()
+
+    def _absent(self, name: str) -> bool:
+        return self.client.status(name) is None
+
+    def check(self) -> None:
+        """Every pod still sees its own entry, and containerd still has what it needs to start it again."""
+        listed = set(self.client.images())
+        for name, (pod, expected) in self.pods.items():
+            assert (pod.exec("cat", "/arch"), pod.exec("cat", "/data/arch")) == (expected, expected), name
+            statuses = pod.read()["status"]["containerStatuses"]
+            assert [status["restartCount"] for status in statuses] == [0], name
+            used = {status["imageID"].rpartition("@")[2] for status in statuses}
+            known = {digest.rpartition("@")[2] for image in self.client.details() for digest in image}
+            assert used <= listed | known, name
+
+
+def test_handlers_reach_us_and_nothing_in_use_is_collected(make_rig: MakeRig, tmp_path: Path) -> None:
+    """Gate on, off and on again under pressure: each pod keeps the entry that it was started with."""
+    rig = make_rig(kubelets=False)
+    config = replace(
+        node_config(rig, tmp_path),
+        handlers=(Handler("second", Platform.parse("linux/arm64")),),
+        handlers_are_told=True,
+    )
+    with NodeService(config):
+        rig.start_kubelet(rig.node, config={"featureGates": {GATE: True}}, image_service=Path(config.socket))
+        rig.wait_node(rig.node)
+        node = Turned(rig, config)
+        node.run("host", "", "amd64")
+        node.run("guest", "second", "arm64")
+        held = tuples(rig, config)
+        assert {(one["reference"], one["handler"], one["platform"]) for one in held} >= {
+            (reference, handler, platform)
+            for reference in (node.image, node.volume)
+            for handler, platform in (("runc", "linux/amd64"), ("second", "linux/arm64"))
+        }
+        node.turn(True, **PRESSURE)
+        node.pressed(1)
+        # Off: nobody tells handlers, so a new pod gets the host's entry whatever its class.
+        node.turn(False)
+        node.run("untold", "second", "amd64")
+        node.turn(False, **PRESSURE)
+        node.pressed(2)
+        node.turn(True)
+        node.run("told", "second", "arm64")
+        node.turn(True, **PRESSURE)
+        node.pressed(3)
+        # One tuple goes by a call that names it; the other is still there for its pods.
+        for reference in (node.image, node.volume):
+            node.client.remove(reference, handler="second")
+            assert node.client.status(reference, handler="second") is None
+            assert node.client.status(reference, handler="runc") is not None
+
+
+def tuples(rig: Rig, config: NodeConfig) -> list[dict[str, Any]]:
+    """What `unlade images` tells of the node."""
+    out = machine.run(
+        *(sys.executable, "-m", "unlade", "images", "-o", "json"),
+        *("--containerd", str(rig.node.containerd_socket), "--containerd-state", str(config.state)),
+    )
+    found: list[dict[str, Any]] = json.loads(out)["images"]
+    return found

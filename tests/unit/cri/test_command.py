@@ -18,7 +18,9 @@ from unlade.model import Platform
 
 
 def test_handlers_and_addresses() -> None:
-    assert _handler("vm=linux/arm64/v8") == Handler("vm", Platform.parse("linux/arm64/v8"))
+    assert _handler("vm=linux/arm64/v8") == Handler("vm", Platform.parse("linux/arm64/v8"), "")
+    windows = Platform("windows", "amd64", os_version="10.0.20348", os_features=("win32k",))
+    assert _handler("hcs=windows(10.0.20348+win32k)/amd64") == Handler("hcs", windows, "")
     assert _handler("vm=linux/arm64,native") == Handler("vm", Platform.parse("linux/arm64"), "native")
     assert _address("127.0.0.1:9753") == ("127.0.0.1", 9753)
     assert _address("[::1]:0") == ("::1", 0)

@@ -6,10 +6,13 @@ import json
 
 import pytest
 
-from unlade.containerd import Handler, UnknownHandler
+from unlade.containerd import Handler, Handlers, UnknownHandler
 from unlade.cri.api import images_pb2 as api
 from unlade.cri.runtime import from_status
+from unlade.cri.service import NodeConfig
 from unlade.model import Platform
+
+HOST = Platform.host()
 
 
 def _status(*names: str, config: object = None) -> api.StatusResponse:
@@ -33,6 +36,25 @@ def test_the_configuration_says_what_runs_inside() -> None:
     handlers = from_status(_status("", "runc", "vm"), [guest])
     assert handlers.default == "runc"
     assert handlers.resolve("vm") == guest
+
+
+def test_a_platform_alone_leaves_the_snapshotter_containerds() -> None:
+    config = {"containerd": {"runtimes": {"vm": {"snapshotter": "native"}}}}
+    platform = Platform.parse("linux/arm64")
+    for given, expected in (("", "native"), ("overlayfs", "overlayfs")):
+        handlers = from_status(_status("runc", "vm", config=config), [Handler("vm", platform, given)])
+        assert handlers.resolve("vm") == Handler("vm", platform, expected)
+    assert (
+        from_status(_status("runc"), [Handler("new", platform, "")]).resolve("new").snapshotter == "overlayfs"
+    )
+
+
+def test_artifacts_go_everywhere_only_where_nobody_says_where() -> None:
+    """R6: several snapshotters, and a kubelet that does not name handlers."""
+    two = Handlers("a", {"a": Handler("a", HOST), "b": Handler("b", HOST, "native")})
+    assert NodeConfig().everywhere(two)
+    assert not NodeConfig(handlers_are_told=True).everywhere(two)
+    assert not NodeConfig().everywhere(Handlers.single())
 
 
 @pytest.mark.parametrize(

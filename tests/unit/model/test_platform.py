@@ -49,6 +49,25 @@ def test_required_features_must_be_offered() -> None:
     assert offering.match([plain, needing]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("windows(10.0.20348)/amd64", Platform("windows", "amd64", os_version="10.0.20348")),
+        ("linux(+erofs)/arm64", Platform("linux", "arm64", os_features=("erofs",))),
+        ("windows(10.0.1+b+a)/amd64", Platform("windows", "amd64", "", "10.0.1", ("a", "b"))),
+    ],
+)
+def test_versions_and_features_as_containerd_writes_them(text: str, expected: Platform) -> None:
+    assert P(text) == expected
+    assert P(str(expected)) == expected
+
+
+@pytest.mark.parametrize("text", ["linux(+)/amd64", "linux()x/amd64", "linux(1+a b)/amd64", "linux(1/amd64"])
+def test_brackets_that_are_refused(text: str) -> None:
+    with pytest.raises(InvalidPlatform):
+        P(text)
+
+
 @pytest.mark.parametrize("text", ["", "linux", "linux/", "/amd64", "a/b/c/d", "linux/amd64/", "lin ux/amd64"])
 def test_refused(text: str) -> None:
     with pytest.raises(InvalidPlatform):
