@@ -2,17 +2,22 @@
 
     python -m tests.rig.node.armed node serve …
 
-A file that UNLADE_ARMED names holds the number; while it is not there nothing is counted. Steps that were
-reached are appended to the same path with `.trace`. So one life of the service first does again what the
-life before it was killed at, unharmed, and is then killed at a step of its own.
+Each line on stdin starts a life, a child of this process; its pid and then its exit code are told on
+stdout. A file that UNLADE_ARMED names holds the number; while it is not there nothing is counted. Steps that
+were reached are appended to the same path with `.trace`. So a life first does again, unharmed, what the one
+before it was killed at, and is then killed at a step of its own.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
+# Imported before any life begins, so that none has to; grpc starts no thread until it is used.
+import unlade.cri.observed
+import unlade.cri.service  # noqa: F401
 from unlade.cli import main
 from unlade.kernel import failpoints
 
@@ -44,6 +49,21 @@ class Armed:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+def live(arguments: list[str]) -> None:
+    """One life after another, until stdin ends."""
+    reach = Armed(os.environ[VARIABLE]).reach
+    while os.read(sys.stdin.fileno(), 1):
+        life = os.fork()
+        if life == 0:
+            failpoints.reach = reach
+            try:
+                main(arguments)
+            except SystemExit as end:
+                os._exit(end.code if isinstance(end.code, int) else 1)
+        print(life, flush=True)
+        _, status = os.waitpid(life, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
 if __name__ == "__main__":
-    failpoints.reach = Armed(os.environ[VARIABLE]).reach
-    main()
+    live(sys.argv[1:])

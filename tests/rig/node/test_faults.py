@@ -28,7 +28,7 @@ from tests.fakes.httpd import Request, Response
 from tests.fakes.registry import FakeRegistry
 from tests.figures import figure
 from tests.rig.containerd.test_artifacts import titled
-from tests.rig.node.agent import Agent
+from tests.rig.node.agent import ArmedAgent
 from tests.rig.node.artifacts import image_per_platform
 from tests.rig.node.client import Client
 from tests.rig.node.holdings import Holdings, holdings
@@ -59,7 +59,7 @@ class Point:
 class Node:
     """The shared cluster's containerd with a service that can be armed."""
 
-    def __init__(self, rig: Rig, agent: Agent, state: Path) -> None:
+    def __init__(self, rig: Rig, agent: ArmedAgent, state: Path) -> None:
         self.rig = rig
         self.agent = agent
         self._state = state
@@ -136,8 +136,7 @@ class Node:
 @pytest.fixture(scope="module")
 def node(cluster: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     directory = tmp_path_factory.mktemp("faults")
-    agent = Agent(cluster, directory, *HANDLERS)
-    agent.armable()
+    agent = ArmedAgent(cluster, directory, *HANDLERS)
     try:
         yield Node(cluster, agent, directory / "state")
     finally:
@@ -200,10 +199,9 @@ def slow(cluster: Rig) -> Iterator[FakeRegistry]:
 
 
 @pytest.fixture(scope="module")
-def pods(cluster: Rig, slow: FakeRegistry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+def pods(cluster: Rig, slow: FakeRegistry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArmedAgent]:
     """The kubelet served by an agent that can be armed."""
-    agent = Agent(cluster, tmp_path_factory.mktemp("pods"), "--plain-http", slow.host)
-    agent.armable()
+    agent = ArmedAgent(cluster, tmp_path_factory.mktemp("pods"), "--plain-http", slow.host)
     try:
         agent.start()
         cluster.restart_kubelet(cluster.node, image_service=agent.socket)
@@ -217,7 +215,7 @@ def pods(cluster: Rig, slow: FakeRegistry, tmp_path_factory: pytest.TempPathFact
         agent.close()
 
 
-def test_killed_under_a_pod(cluster: Rig, namespace: Namespace, pods: Agent, full: bool) -> None:
+def test_killed_under_a_pod(cluster: Rig, namespace: Namespace, pods: ArmedAgent, full: bool) -> None:
     """The kubelet's own retry brings the pod up, whatever step the service died at."""
     before = holdings(cluster)
     pods.arm(0)
@@ -246,7 +244,7 @@ def test_killed_under_a_pod(cluster: Rig, namespace: Namespace, pods: Agent, ful
 
 
 def test_containerd_is_killed_in_mid_pull(
-    cluster: Rig, namespace: Namespace, pods: Agent, slow: FakeRegistry, full: bool
+    cluster: Rig, namespace: Namespace, pods: ArmedAgent, slow: FakeRegistry, full: bool
 ) -> None:
     before = holdings(cluster)
     data = random.Random(7).randbytes(2_000_000)
@@ -271,7 +269,7 @@ def test_containerd_is_killed_in_mid_pull(
 
 
 def test_the_registry_goes_away_and_comes_back(
-    cluster: Rig, namespace: Namespace, pods: Agent, slow: FakeRegistry
+    cluster: Rig, namespace: Namespace, pods: ArmedAgent, slow: FakeRegistry
 ) -> None:
     """Once in mid-pull, once before it was asked at all."""
     before = holdings(cluster)
