@@ -92,6 +92,8 @@ class Pull:
         self._phase: Phase = "wait"
         self._spent: dict[Phase, float] = {}
         self._done: dict[Digest, int] = {}
+        self._sum = 0  # of what is done
+        self._missing: set[Digest] = set()  # blobs that are not whole yet
         self._totals: dict[Digest, int] = {}
         self._samples: deque[tuple[float, int]] = deque()
 
@@ -105,15 +107,20 @@ class Pull:
         if event.kind == "done":
             self._fetched(event.total)
         with self._lock:
+            # Events come for every chunk of every blob: nothing here may grow with the number of blobs.
             self._totals[event.digest] = event.total
+            whole = event.kind in ("done", "present")
+            (self._missing.discard if whole else self._missing.add)(event.digest)
             if event.kind == "planned":
                 return
             self.content = True
             if self._phase != "fetch":
                 self._enter("fetch")
-            self._done[event.digest] = event.total if event.kind in ("done", "present") else event.done
-            self._sample(sum(self._done.values()))
-            if all(self._done.get(digest, -1) >= total for digest, total in self._totals.items()):
+            done = event.total if whole else event.done
+            self._sum += done - self._done.get(event.digest, 0)
+            self._done[event.digest] = done
+            self._sample()
+            if not self._missing:
                 self._enter("commit")
 
     def state(self, ingested: Ingested | None = None) -> State:
@@ -126,12 +133,13 @@ class Pull:
                 found = ingested(blobs.keys())
                 with self._lock:
                     self._done = {digest: min(size, blobs[digest]) for digest, size in found.items()}
+                    self._sum = sum(self._done.values())
         with self._lock:
             now = self._clock()
             known = bool(self._totals) and (self._phase != "containerd" or bool(self._done))
-            done = sum(self._done.values()) if known else None
-            if done is not None and self._phase in ("fetch", "containerd"):
-                self._sample(done)
+            done = self._sum if known else None
+            if known and self._phase in ("fetch", "containerd"):
+                self._sample()
             return State(
                 self.number,
                 self.reference,
@@ -155,11 +163,11 @@ class Pull:
         self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._entered
         self._phase, self._entered = phase, now
 
-    def _sample(self, done: int) -> None:
+    def _sample(self) -> None:
         now = self._clock()
         if self._samples and now - self._samples[-1][0] < _SAMPLE:
             return
-        self._samples.append((now, done))
+        self._samples.append((now, self._sum))
         while now - self._samples[0][0] > _WINDOW:
             self._samples.popleft()
 
@@ -168,7 +176,7 @@ class Pull:
         if len(self._samples) < 2 or self._phase not in ("fetch", "containerd"):
             return None
         at, done = self._samples[0]
-        return max(0.0, (sum(self._done.values()) - done) / max(now - at, _SAMPLE))
+        return max(0.0, (self._sum - done) / max(now - at, _SAMPLE))
 
 
 class Pulls:
