@@ -343,8 +343,10 @@ class Provisioner:
             try:
                 self._volumes.delete(volume.spec.csi.volume_handle)
             except UnladeError as error:
-                subject = Subject("PersistentVolume", "default", name, volume.metadata.uid)
-                self.recorder.warn(subject, DELETE_FAILED, _told(error))
+                # A pod's mount goes a moment after its claim: no news for anybody.
+                if error.code != "volume-in-use":
+                    subject = Subject("PersistentVolume", "default", name, volume.metadata.uid)
+                    self.recorder.warn(subject, DELETE_FAILED, _told(error))
                 raise
             self._delete_persistent(volume)
             self.capacity.wake()
@@ -365,14 +367,17 @@ class Provisioner:
             self._write("DELETE", f"/api/v1/persistentvolumes/{volume.metadata.name}", body)
 
     def _let_go(self, volume: VolumeManifest) -> None:
-        finalizers = volume.metadata.finalizers or []
-        if claims.FINALIZER not in finalizers:
-            return
-        left = [one for one in finalizers if one != claims.FINALIZER]
-        # With the UID: never another object that got the name since.
-        body = {"metadata": {"uid": volume.metadata.uid, "finalizers": left}}
+        """Take our finalizer off; the cached object's others may be out of date, so it is read again."""
+        path = f"/api/v1/persistentvolumes/{volume.metadata.name}"
         with _gone_is_fine():
-            self._write("PATCH", f"/api/v1/persistentvolumes/{volume.metadata.name}", body, MERGE)
+            found = claims.VOLUME.decode(self._server.read("GET", path)).metadata
+            finalizers = found.finalizers or []
+            if found.uid != volume.metadata.uid or claims.FINALIZER not in finalizers:
+                return
+            left = [one for one in finalizers if one != claims.FINALIZER]
+            # With the version that was read: another's finalizer is never put back nor lost.
+            version = {"uid": found.uid, "resourceVersion": found.resource_version}
+            self._write("PATCH", path, {"metadata": {**version, "finalizers": left}}, MERGE)
 
     # --- what was missed
 
@@ -479,8 +484,7 @@ def _gone_is_fine() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        # 409: another object has the name by now, so ours is gone.
-        if error.status not in {404, 409}:
+        if error.status != 404:
             raise
 
 

@@ -21,7 +21,7 @@ def live(here: Node) -> None:
     writable = here.writable
     writable.recover()
     claim = writable.create("pvc-live", 32 * MIB, here.parameters)
-    target, second = here.target("a"), here.target("b")
+    target, second, third = here.target("a"), here.target("b"), here.target("c")
     writable.publish(claim.id, target)
     if not os.path.exists(f"{target}/{KEPT}"):
         with open(f"{target}/{KEPT}", "w") as file:
@@ -37,9 +37,9 @@ def live(here: Node) -> None:
     writable.unpublish(claim.id, second)
     writable.unpublish(claim.id, target)
     writable.expand(restored.id, 80 * MIB)
-    writable.publish(restored.id, target)
-    assert Path(target, KEPT).read_text() == "by the pod"
-    writable.unpublish(restored.id, target)
+    writable.publish(restored.id, third)
+    assert Path(third, KEPT).read_text() == "by the pod"
+    writable.unpublish(restored.id, third)
     for volume in (clone, restored):
         writable.delete(volume.id)
     writable.delete_snapshot(snapshot.id)
