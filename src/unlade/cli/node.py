@@ -94,6 +94,12 @@ for _command in (install, uninstall, status, csi):
     help="The kubelet's gate RuntimeClassInImageCriApi is on: pulls name the handler they are for.",
 )
 @click.option(
+    "--tuple-aware-kubelet",
+    "tuple_aware",
+    is_flag=True,
+    help="Lists show an entry for each handler. A stock kubelet would remove what pods use.",
+)
+@click.option(
     "--certs-dir",
     "certs_dirs",
     multiple=True,
@@ -139,6 +145,7 @@ def serve(
     kubeconfig: str | None,
     handlers: tuple[str, ...],
     handlers_are_told: bool,
+    tuple_aware: bool,
     certs_dirs: tuple[str, ...],
     plain_http: tuple[str, ...],
     csi: bool,
@@ -186,6 +193,7 @@ def serve(
         parallel_pulls_per_registry=per_registry or 0,
         handlers=tuple(_handler(text) for text in handlers),
         handlers_are_told=handlers_are_told,
+        tuple_aware=tuple_aware,
         registry=registry,
     )
     log_json(log_level)

@@ -94,6 +94,7 @@ class Images:
         metrics: Metrics,
         *,
         is_image: Callable[[api.Image], bool],
+        tuple_aware: bool = False,
     ) -> None:
         self._upstream = upstream
         self._artifacts = artifacts
@@ -101,6 +102,7 @@ class Images:
         self._handlers = handlers
         self._metrics = metrics
         self._is_image = is_image
+        self._tuple_aware = tuple_aware
         self._kinds: dict[str, Kind] = {}
 
     def pull(self, raw: bytes, context: grpc.ServicerContext, pull: Pull) -> bytes:
@@ -195,9 +197,9 @@ class Images:
         return _removed()
 
     def listed(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        """ListImages: a filter that names a handler gives its tuples (R1), any other is containerd's."""
+        """ListImages: a filter that names a handler gives its tuples, any other is containerd's (R1)."""
         request = api.ListImagesRequest.FromString(raw)
-        if not request.filter.image.runtime_handler:
+        if not request.filter.image.runtime_handler and not self._tuple_aware:
             return self._upstream.call("ListImages", raw, context)
         whole = self._upstream.call("ListImages", api.ListImagesRequest().SerializeToString(), context)
         images = api.ListImagesResponse.FromString(whole).images
@@ -210,7 +212,7 @@ class Images:
         """StreamImages, as `listed`."""
         request = api.StreamImagesRequest.FromString(raw)
         wanted = request.filter.image
-        if not wanted.runtime_handler:
+        if not wanted.runtime_handler and not self._tuple_aware:
             yield from self._upstream.stream("StreamImages", raw, context)
             return
         everything = api.StreamImagesRequest().SerializeToString()
@@ -219,7 +221,9 @@ class Images:
             yield api.StreamImagesResponse(images=images).SerializeToString()
 
     def _chosen(self, wanted: api.ImageSpec, images: Iterable[api.Image]) -> list[api.Image]:
-        """The images of a list that are there for the handler that a filter names."""
+        """The images of a list that are there for the handler that a filter names; of none, all tuples."""
+        if not wanted.runtime_handler:
+            return self._tuples(images)
         handler = self._handlers.resolve(wanted.runtime_handler)
         trees = {image.id: image for image in self._artifacts.list()}
         ours, others = self._ordinary.of(handler)
@@ -235,6 +239,18 @@ class Images:
                 image.spec.runtime_handler = handler.name
                 chosen.append(image)
         return chosen
+
+    def _tuples(self, images: Iterable[api.Image]) -> list[api.Image]:
+        """An entry for each handler that an image is there for; the default one goes without a name."""
+        handlers = {one.id: one.handlers for one in self._artifacts.list()} | self._ordinary.handlers()
+        entries = []
+        for image in images:
+            for name in sorted(handlers.get(image.id) or {self._handlers.default}):
+                entry = api.Image()
+                entry.CopyFrom(image)
+                entry.spec.runtime_handler = name if name != self._handlers.default else ""
+                entries.append(entry)
+        return entries
 
     def _named(self, wanted: api.ImageSpec, handler: Handler) -> set[str]:
         known = self._look(wanted.image)

@@ -108,8 +108,12 @@ class Ordinary:
             self._records.removed(held)
         return answer
 
+    def handlers(self) -> dict[str, frozenset[str]]:
+        """The handlers of every image that has some, by ID."""
+        return {one.id: one.handlers for one in self._records.recorded() if one.tuples}
+
     def of(self, handler: Handler) -> tuple[frozenset[str], frozenset[str]]:
         """The IDs of a handler's images, and of those that are others' alone."""
-        recorded = self._records.recorded()
-        ours = frozenset(one.id for one in recorded if handler.name in one.handlers)
-        return ours, frozenset(one.id for one in recorded if one.tuples) - ours
+        recorded = self.handlers()
+        ours = frozenset(image for image, handlers in recorded.items() if handler.name in handlers)
+        return ours, frozenset(recorded.keys() - ours)

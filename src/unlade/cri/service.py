@@ -50,6 +50,8 @@ class NodeConfig:
     handlers: tuple[Handler, ...] = ()
     # The kubelet's gate RuntimeClassInImageCriApi is on: pulls name the handler that they are for.
     handlers_are_told: bool = False
+    # The kubelet knows that an ID may be there for one handler and not for another (none does yet).
+    tuple_aware: bool = False
     registry: RegistryConfig = field(default_factory=RegistryConfig.system)
     credentials: CredentialSource = field(default_factory=DockerConfigCredentials)
 
@@ -129,7 +131,15 @@ class NodeService:
         upstream = Upstream(channel)
         looks = partial(is_image, ContainerdStore(containerd))
         ordinary = Ordinary(held, handlers)
-        images = Images(upstream, artifacts, ordinary, handlers, self.metrics, is_image=looks)
+        images = Images(
+            upstream,
+            artifacts,
+            ordinary,
+            handlers,
+            self.metrics,
+            is_image=looks,
+            tuple_aware=config.tuple_aware,
+        )
         self._upstream = upstream
         self.pulls.ingested = partial(ingested, containerd)
         others = [name for name in handlers.known if name != handlers.default]

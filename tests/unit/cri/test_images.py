@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,12 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
+    with _scene(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def _scene(tmp_path: Path, *, tuple_aware: bool = False) -> Iterator[Scene]:
     containerd = FakeContainerd()
     below = grpc.server(ThreadPoolExecutor(4))
     calls = {
@@ -227,7 +234,13 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     records = FakeRecords(containerd)
     ordinary = Ordinary(records, HANDLERS)
     images = Images(
-        upstream, artifacts, ordinary, HANDLERS, metrics, is_image=lambda image: image.id in (IMAGE, GUESTS)
+        upstream,
+        artifacts,
+        ordinary,
+        HANDLERS,
+        metrics,
+        is_image=lambda image: image.id in (IMAGE, GUESTS),
+        tuple_aware=tuple_aware,
     )
     server = ImageServer(f"{tmp_path}/image.sock", upstream, images, metrics)
     server.start()
@@ -444,6 +457,17 @@ def test_lists_that_name_a_handler(scene: Scene) -> None:
     assert scene.client.listed("vm", "r.example/a:1") == []
     assert scene.client.listed("guest", "r.example/a:1") == [(GUESTS, "guest")]
     assert _refused(lambda: scene.client.listed("gone"))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_kubelet_that_knows_tuples_is_shown_each(tmp_path: Path) -> None:
+    """R1: only where the configuration says so."""
+    with _scene(tmp_path, tuple_aware=True) as scene:
+        scene.containerd.names = {"r.example/old:1": EMPTY, EMPTY: EMPTY}
+        _ordinary(scene)
+        for handler in ("", "vm"):
+            scene.client.pull("r.example/a:1", handler=handler)
+        assert scene.client.listed("") == [(IMAGE, ""), (IMAGE, "vm"), (EMPTY, "")]
+        assert scene.client.listed("vm") == [(IMAGE, "vm")]
 
 
 def test_removal_by_handler_leaves_the_others(scene: Scene) -> None:
