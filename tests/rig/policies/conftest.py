@@ -5,7 +5,7 @@ The policies hold for the whole cluster, so it is one of its own. No kubelet: a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,48 @@ class Admission:
 
     def refusal(self, *volumes: Mapping[str, Any], **spec: Any) -> str:
         """The words with which such a pod is refused; empty when it is not."""
-        try:
-            self.ask(*volumes, **spec)
-        except ApiError as error:
-            return error.message
-        return ""
+        return _words(lambda: self.ask(*volumes, **spec))
+
+    def refusal_of(self, thing: Json) -> str:
+        """The same for an object of another kind, in this namespace."""
+        path = self.rig.api.path(thing["kind"], self.namespace, version=thing["apiVersion"])
+        return _words(lambda: self.rig.api.request("POST", path, query={"dryRun": "All"}, body=thing))
+
+    def refusal_to(self, thing: Json, change: Json) -> str:
+        """The words with which a merge patch of an object is refused."""
+        name, kind, version = thing["metadata"]["name"], thing["kind"], thing["apiVersion"]
+        return _words(lambda: self.rig.api.patch(kind, name, change, self.namespace, version=version))
+
+
+def _words(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except ApiError as error:
+        return error.message
+    return ""
+
+
+def source(*references: str) -> Json:
+    """What writable volumes start with."""
+    return {
+        "apiVersion": "unlade.dev/v1alpha1",
+        "kind": "OCISource",
+        "metadata": {"name": "source"},
+        "spec": {"references": list(references)},
+    }
+
+
+def claim(**annotations: str) -> Json:
+    """A claim whose annotations name its content."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": "claim",
+            "annotations": {f"unlade.dev/{name}": value for name, value in annotations.items()},
+        },
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
 
 
 def csi(**attributes: str) -> Json:
@@ -77,6 +114,7 @@ def image(reference: str, policy: str | None = "Always") -> Json:
 def policed(make_module_rig: MakeRig) -> Rig:
     """A cluster with all of deploy/policies but the one that sets Always; a pod was there first."""
     rig = make_module_rig(kubelets=False)
+    rig.kubectl("apply", "-f", str(POLICIES.parent / "csi" / "ocisource.yaml"))
     _make_old(rig)
     apply(rig, "parameters.yaml", "pull-always-required.yaml", "registries.yaml", "digests.yaml")
     apply(rig, "ephemeral-volumes.yaml")
@@ -117,6 +155,9 @@ def _make_old(rig: Rig) -> None:
     pod = asking.pod(*volumes, containers=[lax])
     pod["metadata"] = {"name": OLD.name, "namespace": OLD.namespace}
     rig.api.create(pod)
+    until("the kind is served", lambda: rig.api.list("OCISource", version="unlade.dev/v1alpha1") == [])
+    for thing in (source("evil.io/x"), claim(reference="evil.io/x")):
+        rig.api.create({**thing, "metadata": {**thing["metadata"], "namespace": OLD.namespace}})
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from rig.cluster import Rig
 from rig.kube import ApiError, Json, until
-from tests.rig.policies.conftest import ALLOWED, Admission, Old, apply, csi, image
+from tests.rig.policies.conftest import ALLOWED, OLD, Admission, Old, apply, claim, csi, image, source
 from unlade.errors import InvalidInput
 from unlade.model import Reference
 
@@ -193,6 +193,26 @@ def test_without_the_list_nothing_is_allowed(policed: Rig, asking: Admission) ->
     until("the list again", lambda: not asking.refusal(image(GOOD[0])))
 
 
+def test_what_writable_volumes_start_with(policed: Rig, asking: Admission) -> None:
+    assert asking.refusal_of(source(*GOOD)) == ""
+    assert asking.refusal_of(claim(reference=GOOD[0], references=",".join(GOOD))) == ""
+    assert asking.refusal_of(claim(platform="linux/arm64")) == ""
+    for evil in (*BAD[1:30], f"{GOOD[0]} evil.io/x", " " + GOOD[0]):
+        assert "registries.unlade.dev" in asking.refusal_of(source(GOOD[0], evil)), evil
+    for evil in BAD[1:30]:
+        assert "registries.unlade.dev" in asking.refusal_of(claim(reference=evil)), evil
+        assert "registries.unlade.dev" in asking.refusal_of(claim(references=f"{GOOD[0]}\n{evil}")), evil
+    before = Admission(policed, OLD.namespace)
+    touched: Json = {"metadata": {"labels": {"touched": "yes"}}}
+    for thing in (source(), claim()):
+        assert before.refusal_to(thing, touched) == ""
+    assert "elsewhere.io" in before.refusal_to(source(), {"spec": {"references": ["elsewhere.io/x"]}})
+    moved = {"metadata": {"annotations": {"unlade.dev/reference": "elsewhere.io/x"}}}
+    added = {"metadata": {"annotations": {"unlade.dev/references": "evil.io/x"}}}
+    for change in (moved, added):
+        assert "registries.unlade.dev" in before.refusal_to(claim(), change)
+
+
 def test_digests(policed: Rig, apart: Admission) -> None:
     policed.api.patch(
         "Namespace", apart.namespace, {"metadata": {"labels": {"unlade.dev/digests": "required"}}}
@@ -212,6 +232,10 @@ def test_digests(policed: Rig, apart: Admission) -> None:
         assert apart.refusal(csi(reference=good, references=reference)), reference
     assert "by digest" in apart.refusal(csi(references=f"{good} {GOOD[0]}"))
     assert "by digest" in apart.refusal(csi(reference=good, references=GOOD[0]))
+    assert apart.refusal_of(source(good, good)) == ""
+    assert apart.refusal_of(claim(references=f"{good},{good}")) == ""
+    assert "by digest" in apart.refusal_of(source(good, GOOD[0]))
+    assert "by digest" in apart.refusal_of(claim(references=f"{good} {GOOD[0]}"))
 
 
 def test_workloads_are_stopped_at_their_pods(policed: Rig, apart: Admission) -> None:
