@@ -68,6 +68,8 @@ class Context:
     progress: Progress = silent
     # First bytes that decided the plan; the content must begin with them. Those that did are `seen`.
     heads: Mapping[Digest, bytes] = field(default_factory=dict)
+    # Small layers that planning fetched whole and verified, by the repository they came from.
+    whole: Mapping[tuple[str, Digest], bytes] = field(default_factory=dict)
     seen: set[Digest] = field(default_factory=set)
     # What this delivery itself had from a repository, verified: nobody need ask whether it may have it.
     fetched: set[tuple[str, Digest]] = field(default_factory=set)
@@ -256,6 +258,11 @@ class Builder:
                 yield _File(blob)
             return
         reference = context.references[step.source]
+        whole = context.whole.get((reference.name, step.layer.digest))
+        if whole is not None:
+            yield io.BytesIO(whole)
+            context.fetched.add((reference.name, step.layer.digest))
+            return
         with self._fetcher.open(
             reference, step.layer, deadline=context.deadline, progress=context.progress
         ) as stream:

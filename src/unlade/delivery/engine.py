@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 # Two archives at once keep two cores busy; more help only where the network is the limit.
 _DEFAULT_JOBS: Final = max(2, min(8, os.cpu_count() or 2))
+# A layer of at most this is fetched whole when its first bytes are wanted: less than a round trip's worth of
+# a fast link. And so many of one manifest: 4 MiB of memory, whatever a manifest names.
+_WHOLE_BYTES: Final = 32 << 10
+_WHOLE_LAYERS: Final = 128
 
 
 class Engine:
@@ -55,7 +59,8 @@ class Engine:
     Without a store only directories and streams can be delivered. `trees` are kept elsewhere than in the
     store, such as in containerd; without a store, they are delivered under a lease of the caller's
     (`AsTree`). The registry, the store and the trees belong to the caller, the workers to the engine, also
-    those that a caller started early.
+    those that a caller started early. Without `setid`, layer trees lose set-id bits and file capabilities:
+    for mounts that others bind again without nosuid.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class Engine:
         jobs: int = _DEFAULT_JOBS,
         connections: int = 1,
         workers: WorkerPool | None = None,
+        setid: bool = True,
     ) -> None:
+        self._setid = setid
         self._store = store
         self._trees = trees if trees is not None or store is None else _trees_of(store)
         self._jobs = jobs
@@ -143,7 +150,7 @@ class Engine:
 
     def tree_key(self, plan: Plan) -> TreeKey:
         """The key of the tree that a plan becomes here."""
-        return plan.key(_form(stacked=self._stackable(plan)))
+        return plan.key(_form(stacked=self._stackable(plan), setid=self._setid))
 
     def deliver(
         self, request: Request, *, deadline: Deadline | None = None, progress: Progress = silent
@@ -165,7 +172,8 @@ class Engine:
         """Deliver what `plan` gave for this request, without resolving anything again."""
         deadline = deadline or Deadline.never()
         heads = {digest: head for one in found for digest, head in one.heads.items()}
-        context = Context([one.reference for one in found], deadline, progress, heads)
+        whole = {(one.reference.name, digest): raw for one in found for digest, raw in one.whole.items()}
+        context = Context([one.reference for one in found], deadline, progress, heads, whole)
         destination = request.destination
         if isinstance(destination, Directory):
             return self._directory(plan, found, request, destination, context)
@@ -350,9 +358,10 @@ class Engine:
 
         diffs = self._diffs(plan, found, context)
         if self._stackable(plan) and isinstance(staging, DirStaging) and isinstance(self._trees, DirTrees):
-            from unlade.delivery.stack import Layers
+            from unlade.delivery.stack import LAYER_POLICY, Layers
 
-            makers = Layers(self._trees, self._builder, lease, context)
+            policy = replace(LAYER_POLICY, setid=self._setid)
+            makers = Layers(self._trees, self._builder, lease, context, policy)
             layers = makers.make(plan.active(), diffs[0])
             return staging.commit(
                 size=sum(layer.size for layer in layers),
@@ -436,7 +445,13 @@ class Engine:
         known = self._store.heads.get(layer.digest, count, layer.size) if self._store is not None else None
         if known is not None:
             return known
-        head = self._fetcher.peek(found.reference, layer, count, deadline=deadline)
+        # The rest of something small costs less than asking for it a second time.
+        small = layer.size <= _WHOLE_BYTES and len(found.whole) < _WHOLE_LAYERS
+        wanted = layer.size if small else count
+        head = self._fetcher.peek(found.reference, layer, wanted, deadline=deadline)
+        if Verifier(layer).accepts(head):
+            found.whole[layer.digest] = head
+        head = head[:count]
         found.heads[layer.digest] = max(head, found.heads.get(layer.digest, b""), key=len)
         return head
 
@@ -468,10 +483,10 @@ def _trees_of(store: DirStore) -> TreeStore:
     return DirTrees(store)
 
 
-def _form(*, stacked: bool) -> dict[str, object]:
+def _form(*, stacked: bool, setid: bool) -> dict[str, object]:
     """The part of a tree's key that is not in the plan: how it is made."""
     if stacked:
-        return {"form": "stack", "unpack": RULES_VERSION}
+        return {"form": "stack" if setid else "stack without setid", "unpack": RULES_VERSION}
     return {"form": "merged", "unpack": RULES_VERSION, "owners": _owners()}
 
 

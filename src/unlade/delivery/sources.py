@@ -64,6 +64,8 @@ class Found:
     # What planning had to look at: layers' first bytes, not verified yet, and whole configs, which are.
     heads: dict[Digest, bytes] = field(default_factory=dict, compare=False, repr=False)
     configs: dict[Digest, bytes] = field(default_factory=dict, compare=False, repr=False)
+    # Layers so small that looking at them fetched all of them; verified.
+    whole: dict[Digest, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def resolved(self) -> Resolved:

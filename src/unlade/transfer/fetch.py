@@ -88,6 +88,13 @@ class Verifier:
                 next_step="something changed the bytes on the way; try again or use another mirror",
             )
 
+    def accepts(self, data: bytes) -> bool:
+        """Whether these bytes are all of the content; for a verifier that saw nothing yet."""
+        if len(data) != self._descriptor.size:
+            return False
+        self.update(data)
+        return self._descriptor.digest.matches(self._hasher)
+
     def _size_error(self) -> SizeMismatch:
         return SizeMismatch(
             f"content of {self._descriptor.digest} has {self.done} bytes where {self._descriptor.size} "

@@ -9,6 +9,7 @@ hashed, also what follows the end of the archive, and counted against the limits
 from __future__ import annotations
 
 import hashlib
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -75,7 +76,8 @@ class _Inflow:
         self._limits = limits
         self._deadline = deadline
         self._on_bytes = on_bytes
-        self._buffer = memoryview(bytearray(_INPUT))
+        # Not a bytearray, which is filled with zeros at once: a tiny archive touches one page of this.
+        self._buffer = memoryview(mmap.mmap(-1, _INPUT))
         self._taken = 0
         self._given = 0
         self._filled = 0

@@ -292,6 +292,34 @@ def test_a_registry_with_two_faces_is_found_out(engine: Engine, fake: FakeRegist
     assert caught.value.code == "two-faced"
 
 
+def test_a_small_layer_that_was_looked_at_is_not_fetched_again(engine: Engine, fake: FakeRegistry) -> None:
+    archive = gzip.compress(tar({"f": b"1"}))
+    fake.put_artifact("pkg", "v1", [fake.put_blob("pkg", archive, "application/x-unknown")], ARTIFACT)
+    fake.clear_log()
+    done = engine.deliver(as_tree(fake.reference("pkg", "v1")))
+    assert done.entries == 1
+    assert len(fake.seen("GET", str(Digest.of(archive)))) == 1
+
+
+def test_a_small_layer_that_looked_otherwise_is_fetched_and_found_out(
+    engine: Engine, fake: FakeRegistry
+) -> None:
+    archive, other = gzip.compress(tar({"f": b"1"}), mtime=0), gzip.compress(tar({"f": b"2"}), mtime=0)
+    fake.put_artifact("pkg", "v1", [fake.put_blob("pkg", archive, "application/x-unknown")], ARTIFACT)
+    shown: list[str] = []
+
+    def other_face(request: Asked, response: Response) -> Response | None:
+        if "/blobs/" in request.path and not shown:
+            shown.append(request.path)
+            return Response(200, dict(response.headers), other)
+        return None
+
+    fake.alter(other_face)
+    with pytest.raises(IntegrityError) as caught:
+        engine.deliver(as_tree(fake.reference("pkg", "v1")))
+    assert caught.value.code == "two-faced"
+
+
 @pytest.mark.parametrize("destination", [AsTree(), InStore()])
 def test_knowing_digests_grants_nothing(
     fake: FakeRegistry, store: DirStore, put_files: PutImage, destination: AsTree | InStore
