@@ -115,7 +115,8 @@ class CsiService:
         config = self._config
         store = parts.enter_context(DirStore(config.state / "store"))
         registry = parts.enter_context(Registry(config.registry, config.credentials.node))
-        engine = parts.enter_context(Engine(registry, store))
+        # Container runtimes bind a volume again with flags of their own, and nosuid is not among them.
+        engine = parts.enter_context(Engine(registry, store, setid=False))
         upkeep = Upkeep(store, mounted=_mounted, high=config.gc_high, low=config.gc_low)
         inline = Inline(
             engine,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import os
 import shutil
+import tarfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +22,8 @@ from tests.fakes.registry import FakeRegistry
 from tests.unit.csi.conftest import Put
 from unlade.csi.pods import Pod
 from unlade.csi.volumes import Rules
-from unlade.model import Platform
+from unlade.model import Digest, Platform
+from unlade.model.mediatypes import OCI_LAYER_GZIP
 from unlade.mount import find, is_mount_point
 
 pytestmark = pytest.mark.root
@@ -291,6 +296,32 @@ def test_unpublishing_ends_a_fetch(driver: Driver, fake: FakeRegistry, put: Put)
             publishing.result()
     assert error.value.code() in (CODE.DEADLINE_EXCEEDED, CODE.ABORTED)
     driver.nothing_left()
+
+
+def test_no_set_id_bit_reaches_a_volume(driver: Driver, fake: FakeRegistry, tmp_path: Path) -> None:
+    """V8: runtimes bind volumes again without nosuid, so the content itself must not have any."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, mode in (("su", 0o4755), ("sg", 0o2755), ("capable", 0o755)):
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = mode, 1
+            if name == "capable":
+                entry.pax_headers = {
+                    "SCHILY.xattr.security.capability": "\x01\0\0\x02\0\x04\0\0\0\0\0\0" + "\0" * 8
+                }
+            archive.addfile(entry, io.BytesIO(b"x"))
+    data = out.getvalue()
+    layers = [fake.put_blob("team/image", gzip.compress(data, mtime=0), OCI_LAYER_GZIP)]
+    rootfs = {"type": "layers", "diff_ids": [str(Digest.of(data))]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
+    fake.put_image("team/image", "v1", layers, config)
+    mounted = driver.publish("web", reference=str(fake.reference("team/image", "v1")), exec="true")
+    assert {path.name: oct(path.stat().st_mode & 0o7777) for path in mounted.iterdir()} == {
+        "su": "0o755",
+        "sg": "0o755",
+        "capable": "0o755",
+    }
+    assert os.listxattr(mounted / "capable") == []
 
 
 def test_two_calls_for_one_volume_make_one_mount(driver: Driver, fake: FakeRegistry, put: Put) -> None:
