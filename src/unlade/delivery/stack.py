@@ -21,7 +21,8 @@ from unlade.store import Lease
 from unlade.tree import DirStaging, DirTrees, Tree, TreeKey, needs_context, resolve_context
 from unlade.unpack import RULES_VERSION, Unpacked, UnpackPolicy
 
-# Mounts are always nosuid and the store is closed to other users, so a layer tree may be faithful.
+# Mounts are always nosuid and the store is closed to other users, so a layer tree may be faithful. Not where
+# somebody binds our mount again without that flag, as container runtimes do (`Engine`'s `setid`).
 LAYER_POLICY: Final = UnpackPolicy("image", whiteouts="overlay", owners="keep", xattrs=True, setid=True)
 
 
@@ -41,11 +42,12 @@ class Layers:
     builder: Builder
     lease: Lease
     context: Context
+    policy: UnpackPolicy = LAYER_POLICY
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def make(self, steps: Sequence[Step], diffs: Sequence[DiffID | None]) -> list[Tree]:
         """Every layer's tree, lowest first; those that are there already are not fetched."""
-        keys = [layer_key(step.layer.digest) for step in steps]
+        keys = [layer_key(step.layer.digest, self.policy) for step in steps]
         done: dict[int, Tree] = {}
         pending: dict[int, _Pending] = {}
         with contextlib.ExitStack() as stack:
@@ -70,7 +72,7 @@ class Layers:
                         done[position] = staging.existing
                         return
                     unpacked = self.builder.archive(
-                        step, staging, LAYER_POLICY, self.context, diffs[step.index]
+                        step, staging, self.policy, self.context, diffs[step.index]
                     )
                     if position and needs_context(unpacked):
                         # Held no longer: others have the same layers in another order, or one of them twice.
@@ -105,9 +107,8 @@ class Layers:
             below = context_key(keys[position], below)
 
 
-def layer_key(digest: Digest) -> TreeKey:
+def layer_key(digest: Digest, policy: UnpackPolicy = LAYER_POLICY) -> TreeKey:
     """The key of a layer tree that stands alone: its bytes and the rules that unpacked them."""
-    policy = LAYER_POLICY
     return Digest.of(
         f"layer {digest} rules {RULES_VERSION} owners {policy.owners} whiteouts {policy.whiteouts} "
         f"xattrs {policy.xattrs} setid {policy.setid}".encode()
