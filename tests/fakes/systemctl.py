@@ -65,7 +65,8 @@ class Elsewhere:
                     restart()
                 self.wfile.write(str(pid()).encode())
 
-        self._server = socketserver.ThreadingUnixStreamServer(str(directory / "state" / unit), Handler)
+        self._path = directory / "state" / unit
+        self._server = socketserver.ThreadingUnixStreamServer(str(self._path), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -77,6 +78,7 @@ class Elsewhere:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._path.unlink()
         self._thread.join()
 
 

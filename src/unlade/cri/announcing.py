@@ -74,14 +74,18 @@ class Announcer:
     def look(self) -> None:
         """Tell what is due now."""
         now = self._clock()
-        states = self._pulls.states()
-        for state in states:
+        running: set[int] = set()
+
+        def due(state: State) -> bool:
+            running.add(state.number)
             last = self._told.get(state.number)
-            if state.pod is None or state.seconds < self._after or (last and now - last < self._every):
-                continue
-            self._told[state.number] = now
-            self._events.tell(state.pod, REASON, message(state))
-        running = {state.number for state in states}
+            waited = last is None or now - last >= self._every
+            return state.pod is not None and state.seconds >= self._after and waited
+
+        for state in self._pulls.states(due):
+            if state.pod is not None:
+                self._told[state.number] = now
+                self._events.tell(state.pod, REASON, message(state))
         self._told = {number: at for number, at in self._told.items() if number in running}
 
     def _run(self) -> None:

@@ -126,14 +126,12 @@ class Pull:
     def state(self, ingested: Ingested | None = None) -> State:
         """The pull now; `ingested` is asked about one that is containerd's."""
         with self._lock:
-            phase, blobs = self._phase, dict(self._totals)
-        if phase == "containerd" and blobs and ingested is not None:
+            # What is whole stays whole as long as the pull runs: it is not asked for again.
+            asked = set(self._missing) if self._phase == "containerd" else set()
+        if asked and ingested is not None:
             # What cannot be told is left out: the pull itself goes on.
             with suppress(UnladeError, grpc.RpcError):
-                found = ingested(blobs.keys())
-                with self._lock:
-                    self._done = {digest: min(size, blobs[digest]) for digest, size in found.items()}
-                    self._sum = sum(self._done.values())
+                self._take(ingested(asked))
         with self._lock:
             now = self._clock()
             known = bool(self._totals) and (self._phase != "containerd" or bool(self._done))
@@ -157,6 +155,16 @@ class Pull:
         with self._lock:
             self._enter(self._phase)
             return dict(self._spent)
+
+    def _take(self, found: Mapping[Digest, int]) -> None:
+        """What containerd has of its blobs."""
+        with self._lock:
+            for digest, size in found.items():
+                total = self._totals[digest]
+                self._sum += min(size, total) - self._done.get(digest, 0)
+                self._done[digest] = min(size, total)
+                if size >= total:
+                    self._missing.discard(digest)
 
     def _enter(self, phase: Phase) -> None:
         now = self._clock()
@@ -205,8 +213,8 @@ class Pulls:
             for phase, seconds in pull.spent().items():
                 self._metrics.phases.labels(phase, pull.handler).observe(seconds)
 
-    def states(self) -> list[State]:
-        """Every pull now, the oldest first."""
+    def states(self, due: Callable[[State], bool] = lambda _state: True) -> list[State]:
+        """Every pull now that is `due`, the oldest first; containerd is asked about those alone."""
         with self._lock:
             pulls = list(self._pulls.values())
-        return [pull.state(self.ingested) for pull in pulls]
+        return [pull.state(self.ingested) for pull in pulls if due(pull.state())]

@@ -219,6 +219,11 @@ def _drop_in(host: Host, wanted: Wanted, before: Installed) -> str:
     if before.record.drop_in and not directory:
         return before.record.drop_in
     directory = directory or units.CONFIG_DIRECTORY
+    if kubelet.flag(argv, "image-service-endpoint"):
+        raise InvalidInput(
+            "the kubelet's flag --image-service-endpoint wins over every file",
+            next_step="take the flag out of its unit, or install with --no-kubelet and name our socket in it",
+        )
     if argv and reads.rstrip("/") != directory.rstrip("/"):
         now = f"reads drop-ins from {reads}" if reads else "was not told to read drop-ins"
         raise InvalidInput(

@@ -93,9 +93,11 @@ def test_what_containerd_pulls_is_asked_of_containerd() -> None:
     pull.enter("containerd")
     has = {ONE: 500}
 
+    asked: list[set[Digest]] = []
+
     def ingested(digests: Collection[Digest]) -> dict[Digest, int]:
-        assert set(digests) == {ONE, TWO}
-        return has
+        asked.append(set(digests))
+        return {digest: has[digest] for digest in digests if digest in has}
 
     assert pull.state().done is None
     assert pull.state(ingested).done == 500
@@ -108,6 +110,11 @@ def test_what_containerd_pulls_is_asked_of_containerd() -> None:
         raise ContainerdUnavailable("away")
 
     assert pull.state(away).done == 2500
+    has[TWO] = 3000
+    assert pull.state(ingested).done == 4000
+    assert pull.state(ingested).seconds_left == 0
+    # What is whole is not asked for again.
+    assert asked == [{ONE, TWO}, {ONE, TWO}, {TWO}]
 
 
 def test_metrics_of_a_pull_that_fails() -> None:

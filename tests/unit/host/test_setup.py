@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,18 @@ def test_a_first_install_that_fails_leaves_nothing(tmp_path: Path, root: Path, r
     assert not (root / "etc/systemd").exists()
 
 
+@contextmanager
+def kubelet(tmp_path: Path, *arguments: str) -> Iterator[None]:
+    """A process with a kubelet's command line, run by something else than our systemd."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *arguments])
+    try:
+        with systemctl.Elsewhere(tmp_path, "kubelet.service", restart=lambda: None, pid=lambda: process.pid):
+            yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("why", ["does not start", "is not whole", "does not answer"])
 def test_an_upgrade_that_fails_runs_the_version_before(
     tmp_path: Path, root: Path, running: Running, why: str
@@ -224,21 +237,24 @@ def test_an_upgrade_that_fails_runs_the_version_before(
 
 def test_a_kubelet_that_reads_no_drop_ins(tmp_path: Path, root: Path, running: Running) -> None:
     """Refused before anything is changed; told otherwise, the kubelet is left alone."""
-    kubelet = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "--config=/none"])
-    try:
-        answering = systemctl.Elsewhere(
-            tmp_path, "kubelet.service", restart=lambda: None, pid=lambda: kubelet.pid
-        )
-        with answering:
-            with pytest.raises(InvalidInput, match="not told to read drop-ins") as refused:
-                put(running, bundle(tmp_path, "1.0"))
-            assert "--config-dir=/etc/kubernetes/kubelet.conf.d" in refused.value.next_step
-            assert everything(root) == {}
-            put(running, bundle(tmp_path, "1.0"), leave_kubelet=True)
-            assert DROP_IN[1:] not in everything(root)
-    finally:
-        kubelet.kill()
-        kubelet.wait()
+    one = bundle(tmp_path, "1.0")
+    with kubelet(tmp_path, "--config=/none"):
+        with pytest.raises(InvalidInput, match="not told to read drop-ins") as refused:
+            put(running, one)
+        assert "--config-dir=/etc/kubernetes/kubelet.conf.d" in refused.value.next_step
+        assert everything(root) == {}
+        put(running, one, leave_kubelet=True)
+        assert DROP_IN[1:] not in everything(root)
+    with (
+        kubelet(
+            tmp_path, "--config-dir=/etc/kubernetes/kubelet.conf.d", "--image-service-endpoint=unix:///x"
+        ),
+        pytest.raises(InvalidInput, match="wins over every file"),
+    ):
+        put(running, one)
+    with kubelet(tmp_path, "--config-dir", "/etc/mine.d/"):
+        put(running, one)
+        assert "etc/mine.d/50-unlade.conf" in everything(root)
 
 
 def test_a_kubelet_that_was_told_elsewhere_is_not_left_without_its_service(
@@ -247,18 +263,12 @@ def test_a_kubelet_that_was_told_elsewhere_is_not_left_without_its_service(
     put(running, bundle(tmp_path, "1.0"), leave_kubelet=True)
     config = tmp_path / "kubelet.yaml"
     config.write_text("kind: KubeletConfiguration\nimageServiceEndpoint: unix:///run/unlade/image.sock\n")
-    argv = [sys.executable, "-c", "import signal; signal.pause()", "--config", str(config)]
-    kubelet = subprocess.Popen(argv)
-    try:
-        with systemctl.Elsewhere(tmp_path, "kubelet.service", restart=lambda: None, pid=lambda: kubelet.pid):
-            with pytest.raises(InvalidInput, match=r"kubelet\.yaml makes the kubelet use"):
-                setup.uninstall(running)
-            survey = setup.survey(running, PREFIX, answers=lambda _socket: "")
-            assert survey["kubelet"]["source"] == str(config)
-            assert survey["kubelet"]["ours"]
-    finally:
-        kubelet.kill()
-        kubelet.wait()
+    with kubelet(tmp_path, "--config", str(config)):
+        with pytest.raises(InvalidInput, match=r"kubelet\.yaml makes the kubelet use"):
+            setup.uninstall(running)
+        survey = setup.survey(running, PREFIX, answers=lambda _socket: "")
+        assert survey["kubelet"]["source"] == str(config)
+        assert survey["kubelet"]["ours"]
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path, root: Path) -> None:
