@@ -7,6 +7,7 @@ is by label, never the whole map, because the CRI plugin keeps labels of its own
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,13 +53,19 @@ class ImageRecords:
 
     def all(self) -> list[Row]:
         """Every record of the namespace, others' too."""
-        request = images_pb2.ListImagesRequest()
-        return [_row(image) for image in self._containerd.call(_LIST, request, "list images").images]
+        return self._list()
 
     def with_label(self, label: str, value: str | None = None) -> list[Row]:
         """The records that have a label, or have it with this value."""
-        filter_ = f'labels."{label}"' if value is None else f'labels."{label}"=="{value}"'
-        request = images_pb2.ListImagesRequest(filters=[filter_])
+        return self._list(f'labels."{label}"' if value is None else f'labels."{label}"=="{value}"')
+
+    def with_any(self, some: Iterable[str]) -> list[Row]:
+        """The records that have one of these labels at least."""
+        return self._list(*(f'labels."{label}"' for label in some))
+
+    def _list(self, *filters: str) -> list[Row]:
+        """Records that fit one of the filters; all of them without any."""
+        request = images_pb2.ListImagesRequest(filters=filters)
         return [_row(image) for image in self._containerd.call(_LIST, request, "list images").images]
 
     def put(self, name: str, target: Descriptor, facts: dict[str, str]) -> None:

@@ -36,19 +36,22 @@ _UNPACKABLE: Final = "linux"
 
 @dataclass(frozen=True, slots=True)
 class OrdinaryImage:
-    """A reference that is an ordinary image, resolved for a handler: what containerd is asked to pull."""
+    """A reference that is an ordinary image, resolved for a handler: what containerd is asked to pull.
+
+    Without a manifest and config where only containerd could resolve it.
+    """
 
     reference: Reference
     handler: Handler
-    manifest: Digest
-    config: Digest
+    manifest: Digest | None = None
+    config: Digest | None = None
     index: Digest | None = None
     platform: str = ""
 
     @property
-    def pinned(self) -> str:
-        """The one entry that is meant, by its digest."""
-        return f"{self.reference.name}@{self.manifest}"
+    def name(self) -> str:
+        """The one entry that is meant, by its digest; the reference where that is not known."""
+        return f"{self.reference.name}@{self.manifest}" if self.manifest else str(self.reference)
 
     @property
     def foreign(self) -> bool:
@@ -113,10 +116,10 @@ class OrdinaryImages:
 
         Idempotent. A tuple that led to another image leads to this one afterwards.
         """
-        known = image_id == str(made.config)
-        if known and made.foreign and made.handler.platform.os == _UNPACKABLE:
-            self._unpacker.unpack(made.manifest, made.handler.snapshotter, deadline=deadline)
-        tuples = _tuples(made, manifest=str(made.manifest) if known else "")
+        manifest = made.manifest if image_id == str(made.config) else None
+        if manifest and made.foreign and made.handler.platform.os == _UNPACKABLE:
+            self._unpacker.unpack(manifest, made.handler.snapshotter, deadline=deadline)
+        tuples = _tuples(made, manifest)
         with self._locked():
             held = self.get(image_id)
             before = {one.label: one for one in held.tuples} if held else {}
@@ -124,13 +127,14 @@ class OrdinaryImages:
             if new:
                 self._images.label(image_id, {labels.ORDINARY: "1", **records.encode(new)})
                 failpoints.reach("containerd.ordinary.recorded")
-            if known and made.foreign:
+            if manifest and made.foreign:
                 self._unkeep(image_id, made.handler.snapshotter, before.values())
-            for one in new:
-                for row in self._images.with_label(one.label):
-                    if row.name != image_id:
-                        self._images.label(row.name, {one.label: ""})
-                        failpoints.reach("containerd.ordinary.moved")
+            moved = {one.label: "" for one in new}
+            for row in self._images.with_any(moved) if moved else ():
+                if row.name != image_id:
+                    # The tag was moved: the tuple leads elsewhere now.
+                    self._images.label(row.name, {key: "" for key in moved if key in row.labels})
+                    failpoints.reach("containerd.ordinary.moved")
             held = self.get(image_id)
         if held is None:
             raise ContainerdError(
@@ -241,16 +245,16 @@ def only_image_layers(manifest: Manifest) -> bool:
     )
 
 
-def _tuples(made: OrdinaryImage, *, manifest: str) -> Sequence[ImageTuple]:
+def _tuples(made: OrdinaryImage, manifest: Digest | None) -> Sequence[ImageTuple]:
     names = [records.record_name(made.reference)]
-    names += records.pinned_names(made.reference, made.manifest if manifest else None, made.index)
+    names += records.pinned_names(made.reference, manifest, made.index if manifest else None)
     return records.stamped(
         ImageTuple(
             reference=name,
             handler=made.handler.name,
             snapshotters=(made.handler.snapshotter,),
-            manifest=manifest,
-            index=str(made.index) if made.index else "",
+            manifest=str(manifest) if manifest else "",
+            index=str(made.index) if manifest and made.index else "",
             platform=made.platform,
         )
         for name in dict.fromkeys(names)

@@ -130,7 +130,8 @@ class Images:
             if pull.content or not options.plain:
                 raise
             _log.info("left to containerd, the registry cannot be asked: %s", error.message)
-            return self._pull_and_look(raw, context, pull, error)
+            unresolved = OrdinaryImage(reference, self._handlers.resolve(spec.runtime_handler))
+            return self._pull_and_look(raw, context, pull, unresolved, error)
         if isinstance(made, OrdinaryImage):
             answer = self._forward(self._ordinary.asked(raw, made), context, pull)
             pull.enter("register")
@@ -300,17 +301,24 @@ class Images:
         return answer
 
     def _pull_and_look(
-        self, raw: bytes, context: grpc.ServicerContext, pull: Pull, error: RegistryError
+        self,
+        raw: bytes,
+        context: grpc.ServicerContext,
+        pull: Pull,
+        unresolved: OrdinaryImage,
+        error: RegistryError,
     ) -> bytes:
         """Let containerd pull what we could not resolve; raises `error` when it got no image.
 
         It chooses for its host, so guests of another platform must wait for the registry.
         """
-        if self._handlers.resolve(pull.handler).platform.normalised() != Platform.host():
+        if unresolved.foreign:
             raise error
         answer = self._forward(raw, context, pull)
         pulled = api.PullImageResponse.FromString(answer).image_ref
         image = self._look(pulled)
+        if image is not None and self._kind(image) == "image":
+            self._ordinary.pulled(pulled, unresolved, deadline=_deadline(context))
         if image is None or self._kind(image) != "neither":
             return answer
         spec = api.ImageSpec(image=pulled)

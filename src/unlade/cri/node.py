@@ -200,6 +200,7 @@ class Node:
             return Pulled(
                 made.id, reference, manifest, one.index, one.platform, target.name, made.family, made.cached
             )
+        assert made.manifest is not None  # `pull` resolves
         image = self._pull_ordinary(made, credentials, deadline)
         index = str(made.index) if made.index else ""
         return Pulled(

@@ -61,7 +61,7 @@ class Ordinary:
         if made.handler.name == self._handlers.default and not made.foreign:
             return raw
         request = api.PullImageRequest.FromString(raw)
-        request.image.image = made.pinned
+        request.image.image = made.name
         asked: bytes = request.SerializeToString()
         return asked
 

@@ -59,4 +59,4 @@ def test_guests_of_another_platform_are_foreign() -> None:
     assert made(Platform("linux", "riscv64")).foreign
     host = Platform.host()
     assert made(Platform(host.os, host.architecture, host.variant, "", ("erofs",))).foreign
-    assert made(host).pinned == f"r.example/a@{Digest.of(b'x')}"
+    assert made(host).name == f"r.example/a@{Digest.of(b'x')}"

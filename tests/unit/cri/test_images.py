@@ -176,7 +176,7 @@ class FakeRecords:
         return [held for image in sorted(set(self.tuples.values())) if (held := self.get(image))]
 
     def record(self, image_id: str, made: OrdinaryImage, *, deadline: Deadline) -> HeldImage:
-        for name in (str(made.reference), made.pinned):
+        for name in {str(made.reference), made.name}:
             self.tuples[name, made.handler.name] = image_id
         held = self.get(image_id)
         assert held is not None
@@ -303,6 +303,8 @@ def _unreachable(_progress: Progress) -> str:
 def test_what_we_cannot_reach_containerd_may(scene: Scene) -> None:
     scene.artifacts.outcome = _unreachable
     assert scene.client.pull("r.example/a:1") == IMAGE
+    assert scene.client.pull("r.example/a:1", handler="vm") == IMAGE
+    assert scene.client.status("r.example/a:1", handler="vm") is not None
     assert _refused(lambda: scene.client.pull("r.example/missing:1"))[1] == "containerd's own words"
 
 
