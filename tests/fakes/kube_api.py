@@ -1,10 +1,10 @@
 """A Kubernetes API server small enough to break on purpose: list, watch, create, patch, over loopback HTTP.
 
 It keeps a log of changes with resource versions, serves pages with tokens and watches that replay from a
-version, strips objects to their metadata when asked, and forgets history when told to (`compact`). It is
-for injecting faults only: `fault` gets every request and may answer in the server's place, cut the
-connection or wait; `cut_watches` ends every open stream in the middle of a line. What the real API server
-does is tested on the real one.
+version, strips objects to their metadata when asked, holds deleted objects while they have finalizers, and
+forgets history when told to (`compact`). Selectors are ignored. It is for injecting faults only: `fault` gets
+every request and may answer in the server's place, cut the connection or wait; `cut_watches` ends every open
+stream in the middle of a line. What the real API server does is tested on the real one.
 """
 
 import base64
@@ -22,10 +22,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 Object = dict[str, Any]
-ALL = re.compile(r"^/api/v1/(?P<kind>[a-z]+)$")
-NAMESPACED = re.compile(
-    r"^/(?:api/v1|apis/[a-z0-9.]+/v1)/namespaces/(?P<namespace>[^/]+)/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+))?$"
-)
+_GROUP = r"^/(?:api/v1|apis/[a-z0-9.]+/v1[a-z0-9]*)"
+_REST = r"/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+)(?:/status)?)?$"
+CLUSTER = re.compile(_GROUP + _REST)
+NAMESPACED = re.compile(_GROUP + r"/namespaces/(?P<namespace>[^/]+)" + _REST)
 
 
 @dataclass
@@ -231,7 +231,8 @@ class FakeKubeApi:
                 name = body["metadata"]["name"]
                 if (kind, namespace, name) in self._objects:
                     return status(409, "AlreadyExists", f'{kind} "{name}" already exists')
-                body["metadata"]["namespace"] = namespace
+                if namespace:
+                    body["metadata"]["namespace"] = namespace
                 return Answer(201, self.put(kind, body))
             old = self._objects.get((kind, namespace, name or ""))
             if old is None:
@@ -241,7 +242,15 @@ class FakeKubeApi:
             sent = body.get("metadata", {}).get("resourceVersion")
             if request.verb == "PUT" and sent not in (None, old["metadata"]["resourceVersion"]):
                 return status(409, "Conflict", "the object has been modified")
-            return Answer(200, self.put(kind, body if request.verb == "PUT" else {**old, **body}))
+            if request.verb == "PUT":
+                return Answer(200, self.put(kind, body))
+            if request.verb == "DELETE":
+                body = {"metadata": {"deletionTimestamp": "2026-11-15T00:00:00Z"}}
+            new = merged(old, body)
+            if "deletionTimestamp" in new["metadata"] and not new["metadata"].get("finalizers"):
+                self.delete(kind, namespace, name or "")
+                return Answer(200, new)
+            return Answer(200, self.put(kind, new))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -280,11 +289,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(data)
 
-    do_GET = do_POST = do_PUT = do_PATCH = _serve
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
     def _answer(self, request: Request) -> Answer | None:
         partial = "PartialObjectMetadata" in request.accept
-        found = ALL.match(request.path) or NAMESPACED.match(request.path)
+        found = NAMESPACED.match(request.path) or CLUSTER.match(request.path)
         if found is None:
             return status(404, "NotFound", request.path)
         groups = {"namespace": None, "name": None, **found.groupdict()}
@@ -294,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.fake.page(kind, namespace, request.query, partial)
             self._stream(request, kind, partial)
             return None
-        return self.fake.write(request, kind, str(namespace), name)
+        return self.fake.write(request, kind, namespace or "", name)
 
     def _stream(self, request: Request, kind: str, partial: bool) -> None:
         self.send_response(200)
@@ -322,6 +331,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Tests look at `requests`."""
+
+
+def merged(old: Any, change: Any) -> Any:
+    """A JSON merge patch."""
+    if not isinstance(old, dict) or not isinstance(change, dict):
+        return change
+    new = {**old, **{key: merged(old.get(key), value) for key, value in change.items()}}
+    return {key: value for key, value in new.items() if value is not None}
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float = 10.0, what: str = "") -> None:

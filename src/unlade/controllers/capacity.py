@@ -37,6 +37,7 @@ class Capacity:
         self._namespace = namespace
         self._room = room
         self._due = threading.Event()
+        self._lock = threading.Lock()
         self._told: dict[str, int] = {}
         self._owner: dict[str, str] | None = None
 
@@ -55,19 +56,16 @@ class Capacity:
             self._due.clear()
 
     def publish(self, classes: set[str]) -> None:
-        """Writes what changed since it was last written."""
+        """Writes what changed since it was last written; one caller at a time."""
         room = rounded(self._room())
-        for name in sorted(classes):
-            if not same(self._told.get(name), room):
-                self._put(name, room)
-                self._told[name] = room
-        for name in [name for name in self._told if name not in classes]:
-            try:
-                self._server.read("DELETE", f"{self._path}/{self._object_name(name)}")
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-            del self._told[name]
+        with self._lock:
+            for name in sorted(classes):
+                if not same(self._told.get(name), room):
+                    self._put(name, room)
+                    self._told[name] = room
+            for name in [name for name in self._told if name not in classes]:
+                self._remove(name)
+                del self._told[name]
 
     def _put(self, storage_class: str, room: int) -> None:
         body = self._body(storage_class, room)
@@ -79,6 +77,13 @@ class Capacity:
             change = {"capacity": body["capacity"], "maximumVolumeSize": body["maximumVolumeSize"]}
             path = f"{self._path}/{body['metadata']['name']}"
             self._server.read("PATCH", path, body=change, content_type="application/merge-patch+json")
+
+    def _remove(self, storage_class: str) -> None:
+        try:
+            self._server.read("DELETE", f"{self._path}/{self._object_name(storage_class)}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
 
     def _body(self, storage_class: str, room: int) -> dict[str, Any]:
         size = quantities.write(room)

@@ -11,7 +11,7 @@ from typing import Final
 
 from unlade.errors import InvalidInput
 
-_FORM: Final = re.compile(r"([+-]?[0-9]*\.?[0-9]*)([eE][+-]?[0-9]{1,3}|[numkMGTPE]?i?)")
+_FORM: Final = re.compile(r"([+-]?[0-9]*\.?[0-9]*)([eE][+-]?[0-9]{1,3}|[numkKMGTPE]?i?)")
 _BINARY: Final = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
 _DECIMAL: Final = {
     "n": Decimal("1e-9"),
