@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from rig.cluster import Rig
+from tests.fakes.relay import SlowLink
 from tests.rig.node.client import Client
 from unlade.cri.service import NodeConfig, NodeService
 from unlade.registry import NoCredentials, RegistryConfig
+
+# Bytes a second of the slow link.
+RATE = 2 << 20
 
 
 def node_config(cluster: Rig, directory: Path) -> NodeConfig:
@@ -51,3 +55,16 @@ def ours(through: Path) -> Client:
 def direct(cluster: Rig) -> Client:
     """A client of containerd itself."""
     return Client(cluster.node.containerd_socket)
+
+
+@pytest.fixture
+def slow(cluster: Rig) -> Iterator[str]:
+    """The plain registry's address, over a slow link that this machine and containerd reach."""
+    host, _, port = cluster.registry.address.partition(":")
+    with SlowLink((host, int(port)), rate=RATE, host=cluster.state.address(1)) as link:
+        directory = cluster.node.directory / "certs.d" / link.address
+        directory.mkdir()
+        url = f"http://{link.address}"
+        told = f'server = "{url}"\n[host."{url}"]\ncapabilities = ["pull", "resolve"]\n'
+        (directory / "hosts.toml").write_text(told)
+        yield link.address

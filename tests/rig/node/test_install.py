@@ -20,11 +20,14 @@ from typing import Any
 import pytest
 
 from rig.cluster import Rig
+from rig.kube import until
 from rig.pods import Namespace, Pod
 from tests.fakes import systemctl
 from tests.figures import figure
 from tests.rig.node.client import Client
+from tests.rig.node.conftest import RATE
 from tests.rig.node.holdings import holdings
+from unlade.cri.watching import ask
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,7 +47,7 @@ class Machine:
             made.mkdir()
         self.options = [
             *("--socket", str(self.socket), "--state", str(directory / "run")),
-            *("--containerd", str(rig.node.containerd_socket), "--listen", "127.0.0.1:0", "--grace", "5"),
+            *("--containerd", str(rig.node.containerd_socket), "--listen", "127.0.0.1:0", "--grace", "30"),
             *("--certs-dir", str(rig.node.directory / "certs.d")),
         ]
         # The service's own view of /etc and /usr is read-only; this machine's Python may lie anywhere.
@@ -124,7 +127,7 @@ def started(pod: Pod) -> tuple[str, int]:
 
 
 def test_installed_upgraded_rolled_back_and_gone(
-    cluster: Rig, namespace: Namespace, machine: Machine
+    cluster: Rig, namespace: Namespace, machine: Machine, slow: str
 ) -> None:
     artifacts = [
         cluster.registry.push_artifact(f"install/{name}", {"f": name.encode()}).reference
@@ -154,8 +157,13 @@ def test_installed_upgraded_rolled_back_and_gone(
     one = reads(namespace, "one", artifacts[0], "first")
     ran = started(one)
 
-    # An upgrade: the kubelet goes on, the pod too, and the version before is kept.
+    # An upgrade: the kubelet goes on, the pod too, a pull has its grace, and the version before is kept.
     kubelet = machine.kubelet_pid()
+    large = cluster.registry.push_artifact("install/large", {"f": os.urandom(4 * RATE)})
+    reference = large.reference.replace(cluster.registry.address, slow)
+    waits = namespace.run("waits", volumes={"/data": {"image": {"reference": reference}}})
+    top = machine.socket.parent / "pulls.sock"
+    until("a pull is under way", lambda: [one for one in ask(top).pulls if one.phase == "fetch"])
     done = machine.unlade("node", "install", "--prefix", machine.prefix, program=newer(machine, "9.9.9"))
     assert "systemctl restart unlade-node.service" in done.splitlines()
     second = machine.status()
@@ -163,6 +171,8 @@ def test_installed_upgraded_rolled_back_and_gone(
     assert (second["previous"], second["problems"]) == (first["current"], [])
     assert second["arguments"] == machine.options
     assert machine.kubelet_pid() == kubelet
+    waits.wait_ready()
+    assert not [event for event in waits.events() if event["reason"] == "Failed"]
     two = reads(namespace, "two", artifacts[1], "second")
     assert (one.exec("cat", "/data/f"), started(one)) == ("first", ran)
 
@@ -193,10 +203,10 @@ def test_installed_upgraded_rolled_back_and_gone(
     assert two.exec("cat", "/data/f") == "second"
     reads(namespace, "afterwards", artifacts[0], "first")
     direct = Client(cluster.node.containerd_socket)
-    for pod in (one, two):
+    for pod in (one, two, waits):
         pod.delete()
-    for reference in artifacts:
-        direct.remove(reference)
+    for name in (*artifacts, reference):
+        direct.remove(name)
 
 
 def _size(directory: Path) -> int:

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from rig.cluster import Rig
 from rig.images import tar
 from rig.kube import until
 from rig.pods import Namespace
-from tests.fakes.relay import SlowLink
 from tests.figures import figure
 from tests.rig.node.client import Client
-from tests.rig.node.conftest import node_config
+from tests.rig.node.conftest import RATE, node_config
 from unlade.cli.node_events import RecordedEvents
 from unlade.cri.announcing import Announcer
 from unlade.cri.service import NodeService
 from unlade.cri.watching import ShownPull, Watch, ask, shown
 
 SIZE = 6 << 20
-RATE = 2 << 20
-
-
-@pytest.fixture
-def slow(cluster: Rig) -> Iterator[str]:
-    """The plain registry's address, over a slow link that this machine and containerd reach."""
-    host, _, port = cluster.registry.address.partition(":")
-    with SlowLink((host, int(port)), rate=RATE, host=cluster.state.address(1)) as link:
-        directory = cluster.node.directory / "certs.d" / link.address
-        directory.mkdir()
-        url = f"http://{link.address}"
-        told = f'server = "{url}"\n[host."{url}"]\ncapabilities = ["pull", "resolve"]\n'
-        (directory / "hosts.toml").write_text(told)
-        yield link.address
 
 
 def test_a_long_pull_is_seen(cluster: Rig, namespace: Namespace, slow: str, tmp_path: Path) -> None:
