@@ -37,7 +37,7 @@ SAMPLE = 5
 
 def run(base: Path, host: str, *options: str, point: str = "") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != failpoints.VARIABLE}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'src'}"
     if point:
         environment[failpoints.VARIABLE] = point
     base.mkdir(exist_ok=True)
