@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unlade.errors import MountError
+from unlade.kernel import libc
 
 # Since Linux 5.2 new system calls have one number on every architecture (but alpha, which adds 110).
 _OPEN_TREE: Final = 428
@@ -74,7 +75,7 @@ def require() -> None:
 
 def _libc() -> ctypes.CDLL:
     require()
-    return ctypes.CDLL(None, use_errno=True)
+    return libc.library
 
 
 def _call(what: str, number: int, *arguments: object) -> int:

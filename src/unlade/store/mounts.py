@@ -9,6 +9,7 @@ it is unmounted or the machine starts again.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
@@ -50,7 +51,9 @@ class Mounts:
         The record is withdrawn when the block raises.
         """
         where = quote_from_bytes(mountpoint)
-        with self._database.write() as connection:
+        # Never synced: a power loss that forgets the record ends the mount as well, and a record that one
+        # brings back names a boot that is over.
+        with self._database.write(durable=False) as connection:
             if not connection.execute("SELECT 1 FROM objects WHERE name = ?", (f"t:{tree}",)).fetchone():
                 raise NotInStore(f"the tree {tree} is not in the store", next_step="make it, then mount it")
             connection.execute(
@@ -65,7 +68,7 @@ class Mounts:
             self.remove(mountpoint, tree)
             raise
         failpoints.reach("store.mount.mounted")
-        with self._database.write() as connection:
+        with self._database.write(durable=False) as connection:
             connection.execute(
                 "UPDATE mounts SET owner = '' WHERE mountpoint = ? AND tree = ?", (where, str(tree))
             )
@@ -74,7 +77,7 @@ class Mounts:
     def remove(self, mountpoint: bytes, tree: Digest | None = None) -> bool:
         """It was unmounted: let go of the tree that was mounted there last, or of the one named."""
         where = quote_from_bytes(mountpoint)
-        with self._database.write() as connection:
+        with self._database.write(durable=False) as connection:
             row = connection.execute(
                 "SELECT tree FROM mounts WHERE mountpoint = ? AND (?2 IS NULL OR tree = ?2)"
                 " ORDER BY created DESC LIMIT 1",
@@ -135,6 +138,7 @@ class Mounts:
         return left[point] < 0
 
 
+@functools.cache
 def boot() -> str:
     """What tells this start of the machine from all others; "" where the system does not say."""
     try:
