@@ -6,7 +6,6 @@ is by label, never the whole map, because the CRI plugin keeps labels of its own
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -86,14 +85,16 @@ class ImageRecords:
             request.update_mask.paths.extend(["target", *(f"labels.{key}" for key in facts)])
             self._containerd.call(_UPDATE, request, what)
 
-    def label(self, name: str, changes: dict[str, str]) -> None:
-        """Set labels; an empty value removes the label. A record that is gone is no error."""
+    def label(self, name: str, changes: dict[str, str]) -> Row | None:
+        """Set labels; an empty value removes the label. The record then, or None when it is gone."""
         # The mask leaves the target as it is; containerd 2.4 dies of a message without one.
         image = images_pb2.Image(name=name, labels=changes, target=types_pb2.Descriptor())
         request = images_pb2.UpdateImageRequest(image=image)
         request.update_mask.paths.extend(f"labels.{key}" for key in changes)
-        with contextlib.suppress(Missing):
-            self._containerd.call(_UPDATE, request, f"label the image {name}")
+        try:
+            return _row(self._containerd.call(_UPDATE, request, f"label the image {name}").image)
+        except Missing:
+            return None
 
     def delete(self, name: str, *, sync: bool = False) -> bool:
         """Remove a record; `sync` waits for a collection. False when it was not there."""

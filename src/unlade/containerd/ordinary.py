@@ -125,7 +125,8 @@ class OrdinaryImages:
             before = {one.label: one for one in held.tuples} if held else {}
             new = [one for one in tuples if one.label not in before or not one.same_as(before[one.label])]
             if new:
-                self._images.label(image_id, {labels.ORDINARY: "1", **records.encode(new)})
+                row = self._images.label(image_id, {labels.ORDINARY: "1", **records.encode(new)})
+                held = _held(row) if row is not None else None
                 failpoints.reach("containerd.ordinary.recorded")
             if manifest and made.foreign:
                 self._unkeep(image_id, made.handler.snapshotter, before.values())
@@ -135,7 +136,6 @@ class OrdinaryImages:
                     # The tag was moved: the tuple leads elsewhere now.
                     self._images.label(row.name, {key: "" for key in moved if key in row.labels})
                     failpoints.reach("containerd.ordinary.moved")
-            held = self.get(image_id)
         if held is None:
             raise ContainerdError(
                 f"{made.reference} was removed while it was pulled", next_step="pull it again", retryable=True

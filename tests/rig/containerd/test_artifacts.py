@@ -441,6 +441,34 @@ def test_other_credentials_are_asked_for_again(
         assert pull(artifacts, reference, credentials=alice) == image
 
 
+def test_a_referrer_of_another_repository(artifacts: Artifacts, fake: FakeRegistry) -> None:
+    """V12, and V5: who may read the subject may not for that read what refers to it from elsewhere."""
+    subject = titled(fake, {"weights.bin": b"public"}, repo="public/model")
+    blob = fake.put_blob("private/notes", b"private notes")
+    layer = Descriptor(
+        media_type="text/plain",
+        digest=blob.digest,
+        size=blob.size,
+        annotations={ANNOTATION_TITLE: "notes.txt"},
+    )
+    notes = fake.put_artifact("private/notes", None, [layer], "application/x-notes", subject=subject)
+    reference = fake.reference("public/model", "v1")
+    options = PullOptions(
+        referrer="application/x-notes", referrer_from=fake.reference("private/notes", "v1").name
+    )
+    image = pull(artifacts, reference, options=options)
+    assert artifacts.find(str(reference), options=options) == image
+    assert {one.manifest for one in image.tuples} == {str(notes.digest)}
+    assert image.origins == {options.referrer_from}
+    raw = fake.repository("private/notes").manifests[str(notes.digest)]
+    fake.put_blob("public/model", b"{}")
+    fake.repository("public/model").manifests[str(notes.digest)] = raw
+    fake.repository("public/model").tags["stolen"] = str(notes.digest)
+    with pytest.raises(NotFound):
+        artifacts.pull(fake.reference("public/model", "stolen"))
+    assert artifacts.remove(image.id)
+
+
 def test_knowing_digests_grants_nothing(
     connection: Containerd, artifacts: Artifacts, fake: FakeRegistry, registry: Registry
 ) -> None:

@@ -19,6 +19,7 @@ from tests.rig.conftest import MakeRig
 from tests.rig.node.artifacts import image_per_platform, per_platform
 from tests.rig.node.client import Client
 from tests.rig.node.conftest import node_config
+from tests.rig.node.holdings import holdings
 from unlade.containerd import Handler
 from unlade.cri.service import NodeConfig, NodeService
 from unlade.model import Platform
@@ -79,6 +80,22 @@ class Turned:
             until(f"{name} is collected", partial(self._absent, name), seconds=90)
         self.check()
 
+    def end(self) -> None:
+        """Delete the pods, and remove what they used: nothing of it is left in containerd (R5)."""
+        ids = {
+            self.client.pull(name, handler)
+            for name in (self.image, self.volume)
+            for handler in ("", "second")
+        }
+        for pod, _ in self.pods.values():
+            pod.delete()
+        for image in ids:
+            self.client.remove(image)
+        left = holdings(self.rig)
+        assert [name for name in left.images if "/gate/" in name or name in ids] == []
+        assert [digest for digest in left.content if digest in ids] == []
+        assert [name for name in left.leases if name.startswith("unlade-")] == []
+
     def _absent(self, name: str) -> bool:
         return self.client.status(name) is None
 
@@ -136,6 +153,8 @@ def test_handlers_reach_us_and_nothing_in_use_is_collected(
             node.client.remove(reference, handler="second")
             assert node.client.status(reference, handler="second") is None
             assert node.client.status(reference, handler="runc") is not None
+        node.end()
+        assert [one for one in tuples(rig, config) if "/gate/" in str(one["reference"])] == []
 
 
 def tuples(rig: Rig, config: NodeConfig) -> list[dict[str, Any]]:

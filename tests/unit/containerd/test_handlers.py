@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unlade.containerd import Handler, Handlers, PullOptions, UnknownHandler
+from unlade.containerd import Containerd, Handler, Handlers, PullOptions, UnknownHandler
+from unlade.containerd.handlers import recall, remember
 from unlade.errors import InvalidInput
 from unlade.model import Platform
 
@@ -58,8 +59,37 @@ def test_each_option_counts() -> None:
         PullOptions(as_file=("a", "b")),
         PullOptions(as_file=("b", "a")),
         PullOptions(family="oras"),
+        PullOptions(referrer="a", referrer_from="r.io/b"),
         PullOptions(artifact_type="a/b"),
         PullOptions(annotations={"a": "b"}),
         PullOptions(referrer="a/b"),
     ]
     assert len({options.fingerprint() for options in every}) == len(every)
+
+
+class Notes(Containerd):
+    """The labels of a namespace, without a containerd."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+
+    def note(self, label: str, value: str) -> None:
+        assert len(label) + len(value) <= 4096, "containerd's own limit"
+        self.said[label] = value
+
+    def noted(self, label: str) -> str:
+        return self.said.get(label, "")
+
+
+def test_handlers_are_noted_and_recalled() -> None:
+    """R7: commands on the node know what its service knows."""
+    notes = Notes()
+    assert recall(notes) is None
+    remember(notes, NODE)
+    assert recall(notes) == NODE
+    [label] = notes.said
+    for text in ("", "{", '{"default":"x","known":{}}', '{"default":"x","known":{"x":{"platform":"?"}}}'):
+        notes.said[label] = text
+        assert recall(notes) is None
+    remember(notes, Handlers("h0", {f"h{n}": Handler(f"h{n}", LINUX, "s" * 90) for n in range(100)}))
+    assert recall(notes) is None, "more than containerd keeps"
