@@ -1,8 +1,7 @@
-"""The service as a process: seen from outside, restarted, killed at every step (V6, V20, V21)."""
+"""The service as a process: seen from outside, restarted, killed (V6, V20, V21); test_faults kills it at every step."""
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,25 +16,6 @@ from tests.figures import figure
 from tests.rig.node.agent import Agent
 from tests.rig.node.holdings import holdings
 from unlade.cri.api import images_pb2 as api
-from unlade.kernel import failpoints
-
-# Steps of a pull or a removal through the service; the others belong to content that artifacts do not make
-# here (a tag that moves, one tuple of several).
-STEPS = [
-    "containerd.lease.created",
-    "containerd.snapshot.prepared",
-    "containerd.snapshot.listed",
-    "containerd.snapshot.synced",
-    "containerd.snapshot.committed",
-    "containerd.pull.delivered",
-    "containerd.record.config",
-    "containerd.record.manifest",
-    "containerd.record.id",
-    "containerd.record.name",
-    "containerd.lease.released",
-    "containerd.remove.name",
-    "containerd.remove.id",
-]
 
 
 @pytest.fixture
@@ -65,27 +45,6 @@ def test_seen_from_outside(cluster: Rig, agent: Agent) -> None:
         artifact.reference,
     ]
     assert USERS["alice"] not in agent.log.read_text()
-
-
-def test_killed_at_any_step_leaves_nothing(cluster: Rig, agent: Agent, full: bool) -> None:
-    assert set(STEPS) <= set(failpoints.names())
-    before = holdings(cluster)
-    steps = STEPS if full else random.Random(5).sample(STEPS, 3)
-    for number, step in enumerate(steps):
-        name = cluster.registry.push_artifact(f"life/killed-{number}", {"f": step.encode() * 100}).reference
-        agent.start(dies_at=step)
-        client = agent.client()
-        with pytest.raises(grpc.RpcError):
-            client.remove(client.pull(name))
-        assert agent.wait() == -signal.SIGKILL, step
-        agent.start()
-        client = agent.client()
-        again = client.pull(name)
-        assert client.status(name) is not None, step
-        client.remove(again)
-        left = holdings(cluster).beyond(before)
-        assert left == {}, f"killed at {step}"
-        assert agent.stop() == 0
 
 
 def test_killed_and_not_asked_again(cluster: Rig, agent: Agent) -> None:
