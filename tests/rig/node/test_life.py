@@ -1,4 +1,4 @@
-"""The service as a process: seen from outside, restarted, killed (V6, V20, V21); test_faults kills it at every step."""
+"""The service as a process: seen from outside, restarted, killed (V6, V20, V21); more of that in test_faults."""
 
 from __future__ import annotations
 
