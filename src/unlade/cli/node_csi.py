@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,15 +236,23 @@ def csi(
         )
         service = CsiService(config_of(cluster, **options), events=cluster.events)
 
+        # Filled by the provisioner, which needs the service before it can be asked.
+        watched: list[Callable[[], list[str]]] = [
+            lambda: [reason for reason in (service.healthy(),) if reason]
+        ]
+
         def health() -> list[str]:
-            return [reason for reason in (service.healthy(),) if reason]
+            return [reason for ask in watched for reason in ask()]
 
         window = HealthServer(host, port, healthy=health, ready=health, metrics=service.metrics.text)
         parts.callback(window.close)
         log.info("numbers and probes on port %d", window.port)
         parts.callback(service.close, 0)
         service.start()
-        with _provisioning(cluster, service, options["node_name"], namespace) if provision else nullcontext():
+        with ExitStack() as serving:
+            if provision:
+                made = _provisioning(cluster, service, options["node_name"], namespace)
+                watched.append(serving.enter_context(made))
             stop.wait()
         log.info("stopping: running calls have %g s", grace)
         service.close(grace)
@@ -295,8 +303,10 @@ def _cluster(
 
 
 @contextmanager
-def _provisioning(cluster: _Cluster, service: CsiService, node: str, namespace: str) -> Iterator[None]:
-    """Serve the claims that are placed on this node, beside the driver and until it stops."""
+def _provisioning(
+    cluster: _Cluster, service: CsiService, node: str, namespace: str
+) -> Iterator[Callable[[], list[str]]]:
+    """Serve the claims that are placed on this node, beside the driver; yields what asks for its health."""
     import socket as sockets
 
     from unlade.controllers.provisioner import Provisioner
@@ -313,8 +323,14 @@ def _provisioning(cluster: _Cluster, service: CsiService, node: str, namespace: 
     stop = threading.Event()
     thread = threading.Thread(target=provisioner.run, args=(stop,), name="provisioner", daemon=True)
     thread.start()
+
+    def problems() -> list[str]:
+        if not thread.is_alive():
+            return ["the provisioner has died"]
+        return provisioner.problems() if provisioner.synced else []
+
     try:
-        yield
+        yield problems
     finally:
         stop.set()
         thread.join()

@@ -30,7 +30,7 @@ from unlade.csi.volumes import Inline, Rules
 from unlade.csi.writable import StoreSeeds, Writable
 from unlade.delivery import Engine
 from unlade.mount import read_table
-from unlade.registry import Registry, RegistryConfig
+from unlade.registry import CredentialSource, Registry, RegistryConfig
 from unlade.store import DirStore
 from unlade.store.upkeep import HIGH_PERCENT, LOW_PERCENT, Upkeep
 
@@ -155,12 +155,14 @@ class CsiService:
         )
 
     def _writing(self, engine: Engine, store: DirStore) -> Writable:
-        def connect(credentials: object) -> Registry:
-            return Registry(self._config.registry, credentials)  # type: ignore[arg-type]
+        def connect(credentials: CredentialSource) -> Registry:
+            return Registry(self._config.registry, credentials)
 
-        writable = Writable(
-            self._config.state / "csi" / "writable", StoreSeeds(engine, store, connect=connect)
+        rules = self._config.rules
+        seeds = StoreSeeds(
+            engine, store, connect=connect, forced_pull=rules.forced_pull, handlers=rules.handlers
         )
+        writable = Writable(self._config.state / "csi" / "writable", seeds)
         writable.recover()
         return writable
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unlade.csi.attributes import InvalidAttribute, Wanted, parse
-from unlade.delivery import AsTree, Engine, Request
+from unlade.delivery import AsTree, Engine, PullPolicy, Request
 from unlade.errors import InvalidInput, StoreError
-from unlade.model import Deadline, Digest, Reference
+from unlade.model import Deadline, Digest, Platform, Reference
 from unlade.registry import CredentialSource, Registry
 from unlade.store import DirStore, NotInStore
 from unlade.store.leases import DirLease
@@ -54,6 +54,7 @@ class StoreSeeds:
     """Seeds from a directory store; thread-safe. The engine and the store belong to the caller.
 
     `connect` makes a registry client with credentials of a claim's own; the node's own are the engine's.
+    `forced_pull` and `handlers` are the administrator's, as for inline volumes.
     """
 
     def __init__(
@@ -62,11 +63,15 @@ class StoreSeeds:
         store: DirStore,
         *,
         connect: Callable[[CredentialSource], Registry] | None = None,
+        forced_pull: PullPolicy | None = None,
+        handlers: Mapping[str, Platform] | None = None,
     ) -> None:
         self._engine = engine
         self._store = store
         self._trees = DirTrees(store)
         self._connect = connect
+        self._forced_pull = forced_pull
+        self._handlers = handlers or {}
 
     def plant(
         self,
@@ -75,6 +80,7 @@ class StoreSeeds:
         *,
         credentials: CredentialSource | None = None,
         deadline: Deadline | None = None,
+        again: bool = False,
     ) -> Planted:
         """Deliver the content and hold its tree for `owner`, a volume's or snapshot's id; idempotent."""
         with ExitStack() as stack:
@@ -88,9 +94,10 @@ class StoreSeeds:
             request = Request(
                 references=seed.references,
                 destination=AsTree(),
-                platform=seed.platform,
+                platform=seed.platform or self._handlers.get(seed.handler),
                 handler=seed.handler,
-                pull=seed.pull,
+                # A tree that is fetched again is known by its digest: nothing newer is meant.
+                pull=(self._forced_pull if not again else None) or seed.pull,
                 unpack=seed.unpack,
                 referrer=seed.referrer,
                 reauthorize=True,
@@ -117,7 +124,7 @@ class StoreSeeds:
         pinned = replace(
             seed, references=tuple(Reference.parse(text) for text in digests), pull="missing", referrer=""
         )
-        if self.plant(owner, pinned).tree != tree:
+        if self.plant(owner, pinned, again=True).tree != tree:
             raise _missing(tree)
 
     def layers(self, tree: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.fakes.registry import FakeRegistry
 from unlade.csi.writable import StoreSeeds, Writable
-from unlade.delivery import Engine
+from unlade.delivery import Engine, PullPolicy
 from unlade.model.mediatypes import ANNOTATION_TITLE
 from unlade.mount import read_table
 from unlade.registry import Registry, RegistryConfig, StaticCredentials
@@ -37,7 +37,7 @@ class Node:
 
 
 @contextmanager
-def node(base: Path, host: str, *, keep_free: float = 0.0) -> Iterator[Node]:
+def node(base: Path, host: str, *, forced_pull: PullPolicy | None = None) -> Iterator[Node]:
     """A node's state as one process has it; may be entered again over what an earlier one left."""
     config = RegistryConfig(plain_http=frozenset({host}))
     with (
@@ -45,7 +45,8 @@ def node(base: Path, host: str, *, keep_free: float = 0.0) -> Iterator[Node]:
         DirStore(base / "store") as store,
         Engine(registry, store, jobs=2) as engine,
     ):
-        writable = Writable(base / "csi" / "writable", StoreSeeds(engine, store), keep_free=keep_free)
+        seeds = StoreSeeds(engine, store, forced_pull=forced_pull)
+        writable = Writable(base / "csi" / "writable", seeds, keep_free=0.0)
         yield Node(base, store, writable, {"reference": f"{host}/models/tiny:v1"})
 
 

@@ -160,6 +160,15 @@ def test_a_lost_tree_is_fetched_again_by_digest(here: Node, fake: FakeRegistry) 
     assert Path(here.target("a"), "own").read_text() == "mine"
 
 
+def test_the_administrators_pull_policy_wins(tmp_path: Path, fake: FakeRegistry) -> None:
+    with node(tmp_path, fake.host) as here:
+        first = here.writable.create("pvc-1", 16 * MIB, here.parameters)
+        put_model(fake, {"config.json": b"the tag has moved"})
+        assert here.writable.create("pvc-2", 16 * MIB, here.parameters).digests == first.digests
+    with node(tmp_path, fake.host, forced_pull="always") as here:
+        assert here.writable.create("pvc-3", 16 * MIB, here.parameters).digests != first.digests
+
+
 def test_create_is_idempotent_and_refuses_another_volume_of_the_name(here: Node, fake: FakeRegistry) -> None:
     first = here.writable.create("pvc-1", 16 * MIB, here.parameters)
     fake.clear_log()
