@@ -1,4 +1,4 @@
-"""The service as a process: seen from outside, restarted, killed (V6, V20, V21); more of that in test_faults."""
+"""The service as a process: seen from outside, restarted, killed (V6, V20, V21); see test_faults, too."""
 
 from __future__ import annotations
 
