@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.conformance.content_store import blob
+from tests.unit.store.crash_scenario import write
 from unlade.cli import main
 from unlade.model import Digest
 from unlade.mount import find, unmount
@@ -122,7 +123,8 @@ class Scene:
     def check_killed(self, place: Place, contents: dict[str, Listing]) -> None:
         """Sound whatever happened: the store, the bystander, and what is visible of the result."""
         with DirStore(place.store) as store:
-            assert fsck(store) == [], "after the kill"
+            problems = fsck(store)
+            assert problems == [], f"after the kill: {problems}"
             assert os.listdir(store.layout.staging) == []
             assert os.listdir(store.layout.trash) == []
         assert listing(place.root / "by") == contents["by:v1"], "what is mounted stays readable"
@@ -196,7 +198,7 @@ def _litter(place: Place) -> None:
             parent = Digest.of(data)
         for number in range(6):
             with DirTrees(store).stage(Digest.of(b"tree %d" % number)) as staging:
-                (staging.path / "file").write_bytes(b"text")
+                write(staging, "file", b"text")
                 staging.commit(size=4)
         partial = store.layout.partial(Digest.of(b"partial"))
         partial.write_bytes(b"par")
