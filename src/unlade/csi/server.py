@@ -25,7 +25,7 @@ from unlade.csi.observed import Metrics
 from unlade.csi.pods import Pod
 from unlade.csi.registration import SERVICE, Registration
 from unlade.csi.statuses import message, status
-from unlade.errors import UnladeError
+from unlade.errors import InvalidInput, UnladeError
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 _OTHER_CALLS: Final = 64
 # Only root may publish: whoever can, decides what is mounted where.
 _SOCKET_MODE: Final = 0o600
+
+# unix(7): 108 bytes with the final NUL.
+_SOCKET_NAME: Final = 107
 
 Answer = Callable[[Any, Call], Any]
 
@@ -169,6 +172,11 @@ def _listen(server: grpc.Server, socket: str) -> None:
     os.makedirs(directory, mode=0o755, exist_ok=True)
     # A dot in front: the kubelet's plugin watcher leaves such names alone.
     fresh = os.path.join(directory, f".{name}.{os.getpid()}")
+    if len(os.fsencode(fresh)) > _SOCKET_NAME:
+        raise InvalidInput(
+            f"the socket's path {socket} is too long: the system allows {_SOCKET_NAME} bytes",
+            next_step="choose a shorter directory",
+        )
     server.add_insecure_port(f"unix://{fresh}")
     server.start()
     os.chmod(fresh, _SOCKET_MODE)

@@ -22,6 +22,7 @@ from tests.fakes.registry import FakeRegistry
 from tests.unit.csi.conftest import Put
 from unlade.csi.pods import Pod
 from unlade.csi.volumes import Rules
+from unlade.errors import InvalidInput
 from unlade.model import Digest, Platform
 from unlade.model.mediatypes import OCI_LAYER_GZIP
 from unlade.mount import find, is_mount_point
@@ -438,6 +439,13 @@ def test_unpublish_lets_go_of_what_is_still_in_use(driver: Driver, fake: FakeReg
         driver.unpublish("web")
         driver.nothing_left()
         assert held.read() == b"x" * 10
+
+
+def test_a_socket_s_path_has_a_limit(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    with pytest.raises(InvalidInput, match="too long"):
+        Driver(long).start()
 
 
 def test_registration(driver: Driver) -> None:
