@@ -87,10 +87,12 @@ class Node:
         ]
 
     def _containerd_config(self) -> str:
+        own = self.control_plane.settings.snapshotters
         handlers = "".join(
             f'''
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}]
 runtime_type = "io.containerd.runc.v2"
+snapshotter = "{own.get(handler, "")}"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.{handler}.options]
 BinaryName = "{binary("runc")}"
 Root = "{self.directory}/runc"

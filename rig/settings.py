@@ -25,6 +25,8 @@ class Settings:
     kubelets: bool = True
     # kube-controller-manager's --controllers, such as "*,-ephemeral-volume-controller".
     controllers: str = "*"
+    # Runtime handler → a snapshotter of its own in containerd ({"second": "native"}).
+    snapshotters: Mapping[str, str] = field(default_factory=dict)
     # Component → further flags, later ones win ("kube-controller-manager": ("--kube-api-qps=500",)).
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rig import images, machine
 from rig.cluster import Rig
 from rig.images import tar
@@ -155,6 +157,31 @@ def test_handlers_reach_us_and_nothing_in_use_is_collected(
             assert node.client.status(reference, handler="runc") is not None
         node.end()
         assert [one for one in tuples(rig, config) if "/gate/" in str(one["reference"])] == []
+
+
+def test_a_snapshotter_of_its_own(make_rig: MakeRig, tmp_path: Path, full: bool) -> None:
+    """R6, gate off: nobody says which handler will mount an artifact, so it is where each of them looks."""
+    if not full:
+        pytest.skip("takes a cluster of its own; in the full run")
+    rig = make_rig(kubelets=False, snapshotters={"second": "native"})
+    config = node_config(rig, tmp_path)
+    with NodeService(config):
+        rig.start_kubelet(rig.node, image_service=Path(config.socket))
+        rig.wait_node(rig.node)
+        namespace = Namespace(rig)
+        artifact = rig.registry.push_artifact("own/model", {"f": b"weights"})
+        image = rig.registry.push_image("own/image", [tar({"f": b"layer"})])
+        volumes = {
+            "/artifact": {"image": {"reference": artifact.reference}},
+            "/image": {"image": {"reference": image.reference}},
+        }
+        command = "cat /artifact/f /image/f"
+        for name, spec in (("host", {}), ("guest", {"runtimeClassName": "second"})):
+            pod = namespace.run(name, command=command, volumes=volumes, spec=spec)
+            pod.wait("Succeeded")
+            assert pod.logs() == "weightslayer"
+        [held] = [one for one in tuples(rig, config) if one["reference"] == artifact.reference]
+        assert held["snapshotters"] == ["native", "overlayfs"]
 
 
 def tuples(rig: Rig, config: NodeConfig) -> list[dict[str, Any]]:
