@@ -15,12 +15,14 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
 from unlade.errors import UnladeError
 from unlade.host.bundle import Bundle
 from unlade.host.errors import HostError
+from unlade.host.units import UNIT
 from unlade.kernel import failpoints
 
 # A start of ours waits for containerd for up to a minute; a kubelet ends within its own 90 s.
@@ -284,8 +286,10 @@ def carry_out(steps: Sequence[Step], host: Host, tell: Callable[[str], None]) ->
         try:
             step.do(host)
             failpoints.reach("host.step.done")
-        except (UnladeError, OSError) as error:
+        except BaseException as error:  # an interrupt, too, must not leave half of it
             failures = _take_back(done, host, tell)
+            if not isinstance(error, UnladeError | OSError):
+                raise
             after = "; and taking it back: " + "; ".join(failures) if failures else ""
             raise HostError(
                 f"{step.describe()}: {error}{after}",
@@ -309,16 +313,16 @@ def _take_back(done: Sequence[Step], host: Host, tell: Callable[[str], None]) ->
     units = {step.unit: step.was_active for step in reversed(told) if step.was_active is not None}
     for unit, was_active in units.items():
         if not was_active:
-            attempt(f"systemctl stop {unit}", lambda unit=unit: host.systemctl("stop", unit))  # type: ignore[misc]
+            attempt(f"systemctl stop {unit}", partial(host.systemctl, "stop", unit))
     for step in reversed(done):
         if not isinstance(step, Systemctl | Await | TryBundle):
-            attempt(step.describe(), lambda step=step: step.undo(host))  # type: ignore[misc]
+            attempt(step.describe(), partial(step.undo, host))
     if told:
-        attempt("systemctl daemon-reload", lambda: host.systemctl("daemon-reload"))
-    # Ours before the kubelet, as they were started.
-    for unit, was_active in reversed(units.items()):
-        if was_active:
-            attempt(f"systemctl restart {unit}", lambda unit=unit: host.systemctl("restart", unit))  # type: ignore[misc]
+        attempt("systemctl daemon-reload", partial(host.systemctl, "daemon-reload"))
+    # Ours before the kubelet, which needs it.
+    for unit in sorted(units, key=lambda unit: unit != UNIT):
+        if units[unit]:
+            attempt(f"systemctl restart {unit}", partial(host.systemctl, "restart", unit))
     return failures
 
 

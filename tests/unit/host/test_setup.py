@@ -21,7 +21,7 @@ from unlade.host import setup, units
 from unlade.host.bundle import Bundle
 from unlade.host.errors import HostError
 from unlade.host.setup import Version, Wanted
-from unlade.host.steps import Host, carry_out
+from unlade.host.steps import Await, Host, carry_out
 from unlade.kernel import failpoints
 
 PREFIX = "/opt/unlade"
@@ -198,6 +198,34 @@ def test_a_first_install_that_fails_leaves_nothing(tmp_path: Path, root: Path, r
         put(running, broken)
     assert everything(root) == {}
     assert not (root / "etc/systemd").exists()
+
+
+def test_an_uninstall_that_fails_leaves_it_running(tmp_path: Path, root: Path, running: Running) -> None:
+    put(running, bundle(tmp_path, "1.0"))
+    before = everything(root)
+    steps = setup.uninstall(running)
+    at = next(number for number, step in enumerate(steps) if step.describe() == "systemctl daemon-reload")
+
+    def fails() -> str:
+        return "the disk is full"
+
+    told: list[str] = []
+    with pytest.raises(HostError, match="the disk is full"):
+        carry_out([*steps[:at], Await("it goes on", fails), *steps[at:]], running, told.append)
+    assert everything(root) == before
+    assert running.active(units.UNIT)
+    assert told[-1] == "taking back: systemctl restart unlade-node.service"
+
+
+def test_an_interrupt_is_taken_back_too(tmp_path: Path, root: Path, running: Running) -> None:
+    def interrupted(_socket: str) -> str:
+        raise KeyboardInterrupt
+
+    steps = setup.install(running, Wanted(), bundle(tmp_path, "1.0"), answers=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(steps, running, lambda _line: None)
+    assert everything(root) == {}
+    assert not running.active(units.UNIT)
 
 
 @contextmanager
