@@ -18,6 +18,7 @@ from unlade.csi.attributes import InvalidAttribute, mount_context
 from unlade.csi.statuses import NotServed
 from unlade.csi.volumes import Inline, Publish
 from unlade.csi.writable import Writable
+from unlade.mount import unpublish
 
 _Mode = api.VolumeCapability.AccessMode
 _Rpc = api.NodeServiceCapability.RPC
@@ -87,8 +88,11 @@ class Node:
         """Take a volume away from its target; what is gone already is no error."""
         _need(ask.volume_id, "volume_id")
         target = _path(ask.target_path, "target_path")
-        if ask.volume_id.startswith(WRITABLE_PREFIX):
-            self._writing().unpublish(ask.volume_id, target)
+        if ask.volume_id.startswith(WRITABLE_PREFIX) and self._writable is not None:
+            self._writable.unpublish(ask.volume_id, target)
+        elif ask.volume_id.startswith(WRITABLE_PREFIX):
+            # Published before writable volumes were turned off: the pod must be able to end.
+            unpublish(target)
         else:
             self._inline.unpublish(ask.volume_id, target)
         return api.NodeUnpublishVolumeResponse()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.fakes.driver import Driver
@@ -25,6 +26,13 @@ def fake() -> Iterator[FakeRegistry]:
 def driver(tmp_path: Path, fake: FakeRegistry) -> Iterator[Driver]:
     with Driver(tmp_path, fake) as running:
         yield running
+
+
+def refused(error: pytest.ExceptionInfo[grpc.RpcError], code: grpc.StatusCode, *words: str) -> None:
+    """A call that ended with this code, and said these words."""
+    assert error.value.code() == code, error.value.details()
+    for word in words:
+        assert word in error.value.details()
 
 
 Put = Callable[..., Descriptor]

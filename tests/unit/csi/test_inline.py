@@ -19,22 +19,15 @@ import pytest
 from tests.fakes.driver import Driver
 from tests.fakes.httpd import Request, Response
 from tests.fakes.registry import FakeRegistry
-from tests.unit.csi.conftest import Put
+from tests.unit.csi.conftest import Put, refused
 from unlade.csi.pods import Pod
 from unlade.csi.volumes import Rules
-from unlade.errors import InvalidInput
 from unlade.model import Digest, Platform
 from unlade.model.mediatypes import OCI_LAYER_GZIP
 from unlade.mount import find, is_mount_point
 
 pytestmark = pytest.mark.root
 CODE = grpc.StatusCode
-
-
-def refused(error: pytest.ExceptionInfo[grpc.RpcError], code: grpc.StatusCode, *words: str) -> None:
-    assert error.value.code() == code, error.value.details()
-    for word in words:
-        assert word in error.value.details()
 
 
 def test_a_volume_comes_and_goes(driver: Driver, fake: FakeRegistry, put: Put) -> None:
@@ -439,27 +432,3 @@ def test_unpublish_lets_go_of_what_is_still_in_use(driver: Driver, fake: FakeReg
         driver.unpublish("web")
         driver.nothing_left()
         assert held.read() == b"x" * 10
-
-
-def test_a_socket_s_path_has_a_limit(tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    with pytest.raises(InvalidInput, match="too long"):
-        Driver(long).start()
-
-
-def test_registration(driver: Driver) -> None:
-    told = driver.info()
-    assert (told.type, told.name, told.endpoint) == ("CSIPlugin", "oci.unlade.dev", driver.config.socket)
-    assert list(told.supported_versions) == ["1.0.0"]
-    from unlade.csi.api import registration_pb2 as api
-
-    for status in (api.RegistrationStatus(plugin_registered=True), api.RegistrationStatus(error="no")):
-        driver.register("NotifyRegistrationStatus", status, api.RegistrationStatusResponse)
-    assert driver.call("Identity", "GetPluginInfo").name == "oci.unlade.dev"
-    assert driver.call("Identity", "Probe").ready.value
-    assert driver.call("Node", "NodeGetInfo").accessible_topology.segments == {
-        "oci.unlade.dev/node": "node-1"
-    }
-    text = driver.service.metrics.text().decode()
-    assert 'unlade_csi_call_seconds_count{call="Probe",code="OK"} 1.0' in text
