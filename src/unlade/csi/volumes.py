@@ -292,8 +292,6 @@ class Inline:
         options = MountOptions(
             record.executable, record.context, record.sub_path, str(self._empty), sealed=True
         )
-        if is_mount_point(record.target):
-            return
         mount_layers([str(layer) for layer in tree.layers], record.target, options, make_target=True)
         failpoints.reach("csi.publish.mounted")
 
