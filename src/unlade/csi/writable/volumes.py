@@ -125,6 +125,8 @@ class Writable:
                 next_step=f"the smallest volume has {images.MIN_SIZE} bytes",
             )
         volume_id = volume_id_of(name)
+        if origin and not (is_writable(origin) or is_snapshot(origin)):
+            raise _no_snapshot(origin)
         with contextlib.ExitStack() as held:
             # In the order of ids, so that two who copy each other's volumes never wait in a ring.
             for lock in sorted({volume_id, origin} - {""}):
@@ -186,7 +188,7 @@ class Writable:
 
     def bind(self, volume_id: str) -> None:
         """Note that a PersistentVolume stands for this volume; from now on only `delete` ends it."""
-        with self._locks.hold(volume_id):
+        with self._hold(volume_id):
             volume = self._ready(volume_id)
             if not volume.bound:
                 self._write(msgspec.structs.replace(volume, bound=True))
@@ -206,7 +208,7 @@ class Writable:
         `alone`: nowhere else at the same time; raises VolumeInUse.
         """
         target = resolved(target)
-        with self._locks.hold(volume_id):
+        with self._hold(volume_id):
             volume = self._ready(volume_id)
             for entry in filesystem.published(self._home(volume_id)):
                 if entry.path == os.fsencode(target):
@@ -235,7 +237,8 @@ class Writable:
     def unpublish(self, volume_id: str, target: str) -> None:
         """Unmount a volume from a target and remove the target; both may be gone already."""
         target = resolved(target)
-        with self._locks.hold(volume_id):
+        # An id that was never ours has nothing to be guarded; its target is taken away all the same.
+        with self._hold(volume_id) if is_writable(volume_id) else contextlib.nullcontext():
             filesystem.unmount(target)
             with explaining(f"remove {target}"), contextlib.suppress(FileNotFoundError):
                 os.rmdir(target)
@@ -246,7 +249,7 @@ class Writable:
         wanted = images.round_size(size)
         if (limit and wanted > limit) or wanted > images.MAX_SIZE:
             raise SizeOutOfRange(f"{wanted} bytes are too many", next_step="ask for less")
-        with self._locks.hold(volume_id):
+        with self._hold(volume_id):
             volume = self._ready(volume_id)
             if wanted > volume.size:
                 with self._locks.hold(_ROOM_LOCK):
@@ -293,7 +296,7 @@ class Writable:
     def snapshot(self, name: str, volume_id: str) -> Snapshot:
         """A copy of the volume as it is now, made unless it is there; the pod's writers wait meanwhile."""
         snapshot_id = snapshot_id_of(name)
-        with self._locks.hold(snapshot_id), self._locks.hold(volume_id):
+        with self._locks.hold(snapshot_id), self._hold(volume_id):
             found = self._snapshot(snapshot_id)
             if found is not None and found.state == "ready":
                 if found.volume != volume_id:
@@ -379,6 +382,12 @@ class Writable:
         self._unmake(volume or home)
 
     # --- inside
+
+    def _hold(self, volume_id: str) -> contextlib.AbstractContextManager[None]:
+        """The volume's lock, whose name is a path: an id of another form is refused before it is one."""
+        if not is_writable(volume_id):
+            raise _no_volume(volume_id)
+        return self._locks.hold(volume_id)
 
     def _reserve(self, record: Volume | Snapshot) -> None:
         """Write the first record, if the disk can promise what it asks for; nobody else looks meanwhile."""
@@ -479,10 +488,7 @@ class Writable:
     def _ready(self, volume_id: str) -> Volume:
         volume = self._volume(volume_id) if is_writable(volume_id) else None
         if volume is None or volume.state != "ready":
-            raise NoSuchVolume(
-                f"there is no writable volume {volume_id} on this node",
-                next_step="a volume can be used only on the node that made it",
-            )
+            raise _no_volume(volume_id)
         return volume
 
     def _volume(self, volume_id: str) -> Volume | None:
@@ -502,6 +508,20 @@ class Writable:
         for name in sorted(os.listdir(self.root)):
             if name.startswith(prefix):
                 yield self.root / name
+
+
+def _no_volume(volume_id: str) -> NoSuchVolume:
+    return NoSuchVolume(
+        f"there is no writable volume {volume_id[:80]!r} on this node",
+        next_step="a volume can be used only on the node that made it",
+    )
+
+
+def _no_snapshot(snapshot_id: str) -> NoSuchSnapshot:
+    return NoSuchSnapshot(
+        f"there is no snapshot {snapshot_id[:80]!r} on this node",
+        next_step="a snapshot can be used only on the node that made it",
+    )
 
 
 def _readable(read: Callable[[Path], R | None], home: Path) -> R | None:

@@ -15,6 +15,7 @@ from tests.unit.csi.writable.scene import MIB, MODEL, Node, loops_of, mounts_bel
 from unlade.csi.attributes import InvalidAttribute
 from unlade.csi.writable import (
     NoRoom,
+    NoSuchSnapshot,
     NoSuchVolume,
     SizeOutOfRange,
     VolumeConflict,
@@ -185,6 +186,23 @@ def test_create_is_idempotent_and_refuses_another_volume_of_the_name(here: Node,
     with pytest.raises(NoSuchVolume):
         here.writable.publish("w-" + "0" * 32, here.target("a"))
     assert not os.path.exists(here.target("a"))
+
+
+def test_ids_that_are_none_get_near_no_path(here: Node) -> None:
+    for strange in ("w-../../evil", "w-", "w-" + "A" * 32, "s-" + "0" * 31, "../x", "w-" + "0" * 33):
+        with pytest.raises(NoSuchVolume):
+            here.writable.publish(strange, here.target("a"))
+        with pytest.raises(NoSuchVolume):
+            here.writable.expand(strange, 1)
+        with pytest.raises(NoSuchVolume):
+            here.writable.snapshot("name", strange)
+        with pytest.raises(NoSuchSnapshot):
+            here.writable.create("name", 16 * MIB, {}, origin=strange)
+        here.writable.unpublish(strange, here.target("a"))
+        here.writable.delete(strange)
+        here.writable.delete_snapshot(strange)
+    assert os.listdir(here.writable.root) == ["locks"]
+    assert sorted(os.listdir(here.base)) == ["csi", "pods", "store"]
 
 
 def test_many_creates_at_once_of_one_name_and_of_many(here: Node) -> None:
