@@ -26,7 +26,10 @@ from tests.figures import figure
 from tests.interop.network import Host, network
 from unlade.library import push
 
-pytestmark = pytest.mark.root
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
 
 FULL = bool(os.environ.get("UNLADE_FULL"))
 NODES = 20 if FULL else 5
