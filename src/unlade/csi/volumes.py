@@ -166,11 +166,7 @@ class Inline:
         self._flights.void(key)
         self._fetches.cancel(key)
         with self._alone.held(key):
-            unpublish(target)
-            failpoints.reach("csi.unpublish.unmounted")
-            self._records.drop(key)
-            DirLease(self._store.database, _LEASE + key).release()
-            failpoints.reach("csi.unpublish.released")
+            self._withdraw(key, target)
 
     def stats(self, volume_id: str, path: str) -> Stats:
         """What is published there; raises NoSuchVolume."""
@@ -268,25 +264,32 @@ class Inline:
         assert delivered.tree is not None
         first = record is None
         pod = str(Pod.of(ask.attributes))
-        tree = self._hold(key, delivered.tree, pod)
-        failpoints.reach("csi.publish.held")
-        if tree is None:
-            return False
-        if first and is_mount_point(ask.target):
-            # A record comes before its mount: what is here without one is of a state that was lost.
-            unpublish(ask.target)
         try:
+            tree = self._hold(key, delivered.tree, pod)
+            failpoints.reach("csi.publish.held")
+            if tree is None:
+                return False
+            if first and is_mount_point(ask.target):
+                # A record comes before its mount: what is here without one is of a state that was lost.
+                unpublish(ask.target)
             if record is None or record.tree != str(tree.key):
                 record = _record(ask, wanted, delivered, tree, pod)
                 self._records.put(key, record)
             self._mount(tree, record)
         except Exception:
             if first:
-                # A sub-path that is not there, a disk without space: not published, so not on record.
-                self._records.drop(key)
-                DirLease(self._store.database, _LEASE + key).release()
+                # A sub-path that is not there, a disk without space: not published, so nothing is left.
+                self._withdraw(key, ask.target)
             raise
         return True
+
+    def _withdraw(self, key: str, target: str) -> None:
+        """Unmount, forget and let go, in an order that every crash survives."""
+        unpublish(target)
+        failpoints.reach("csi.unpublish.unmounted")
+        self._records.drop(key)
+        DirLease(self._store.database, _LEASE + key).release()
+        failpoints.reach("csi.unpublish.released")
 
     def _mount(self, tree: Tree, record: Record) -> None:
         options = MountOptions(
