@@ -2,15 +2,19 @@
 
 Ordinary images are put into containerd as its own CRI plugin would do it, which has one namespace only.
 
-Run as a program with the addresses of containerd and of a registry. It prints each failpoint that it
-reaches when told to trace, and ends with 0 when all of it was done. Whatever happened to an earlier run,
-this one must succeed: that is the test.
+Run as a program with the addresses of containerd and of a registry. Each line on stdin is a run, in a child
+of this process that need not import anything: `work`, `trace` (prints each failpoint that it reaches),
+`recover`, or the failpoint at which to die. Its exit code ends what it prints. Whatever happened to an
+earlier run, the next one must succeed: that is the test.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,19 +129,41 @@ def point_tag(host: str, tag: str) -> None:
     connection.close()
 
 
-def main(address: str, namespace: str, state: str, host: str, *options: str) -> None:
-    if "trace" in options:
+def run(address: str, namespace: str, state: str, host: str, what: str) -> None:
+    """One run, in a process of its own."""
+    if what == "trace":
         failpoints.reach = lambda name: print(name, flush=True)
+    elif what not in ("work", "recover"):
+        os.environ[failpoints.VARIABLE] = what
+        importlib.reload(failpoints)  # it looks when it is imported
     config = RegistryConfig(plain_http=frozenset({host}))
     with (
         Containerd(address, namespace=namespace, state=Path(state)) as containerd,
         Registry(config) as registry,
         Artifacts(containerd, registry, HANDLERS, jobs=1) as artifacts,
     ):
-        if "recover" in options:
+        if what == "recover":
             artifacts.recover()
         else:
             work(artifacts, host)
+
+
+def main(address: str, namespace: str, state: str, host: str) -> None:
+    """One run after another, until stdin ends."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run(address, namespace, state, host, line.strip())
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -68,31 +69,58 @@ def host() -> Iterator[FakeRegistry]:
         yield registry
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the scenario ended, and what it and those before it said on stderr."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 class Runs:
-    """Runs of the scenario in one namespace."""
+    """Runs of the scenario in one namespace: children of one process that has imported everything."""
 
     def __init__(self, daemon: Daemon, namespace: str, state: Path, host: str) -> None:
-        self._arguments = [daemon.address, namespace, str(state), host]
-
-    def __call__(self, *options: str, point: str = "") -> subprocess.CompletedProcess[str]:
+        self._log = state.parent / "scenario.log"
         environment = {name: value for name, value in os.environ.items() if name != failpoints.VARIABLE}
-        environment["PYTHONPATH"] = str(ROOT)
-        if point:
-            environment[failpoints.VARIABLE] = point
-        return subprocess.run(
-            [sys.executable, "-m", "tests.rig.containerd.scenario", *self._arguments, *options],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=ROOT,
-            timeout=120,
-        )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tests.rig.containerd.scenario"),
+                    *(daemon.address, namespace, str(state), host),
+                ],
+                env={**environment, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+            )
+
+    def __call__(self, what: str = "work") -> Ended:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(what, file=self._process.stdin, flush=True)
+        told: list[str] = []
+        for line in self._process.stdout:
+            if line.startswith("ended "):
+                return Ended(int(line.split()[1]), "".join(told), self._log.read_text()[-2000:])
+            told.append(line)
+        raise AssertionError(self._log.read_text())
+
+    def close(self) -> None:
+        """No more runs."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
 
 
 @pytest.fixture
-def runs(daemon: Daemon, connection: Containerd, host: FakeRegistry) -> Runs:
-    return Runs(daemon, connection.namespace, connection.state, host.host)
+def runs(daemon: Daemon, connection: Containerd, host: FakeRegistry) -> Iterator[Runs]:
+    made = Runs(daemon, connection.namespace, connection.state, host.host)
+    yield made
+    made.close()
 
 
 def test_killed_anywhere_nothing_is_left_and_the_retry_succeeds(
@@ -113,7 +141,7 @@ def test_killed_anywhere_nothing_is_left_and_the_retry_succeeds(
         points = [point for point in points if point in once]
     before = daemon.directories()
     for point in points:
-        killed = runs(point=point)
+        killed = runs(point)
         assert killed.returncode == -signal.SIGKILL, f"{point}: {killed.stderr}"
         recovered = runs("recover")
         assert recovered.returncode == 0, f"recover after {point}: {recovered.stderr}"
