@@ -120,8 +120,7 @@ def opened(home: Path) -> Iterator[str]:
     try:
         yield str(where)
     finally:
-        mounts.detach(str(where), lazy=True)
-        failpoints.reach("csi.writable.fs-detached")
+        _close(where)
 
 
 @contextlib.contextmanager
@@ -150,7 +149,8 @@ def tidy(home: Path, *, thaw: bool) -> None:
     if thaw and os.path.exists(home / images.IMAGE) and loops.find(str(home / images.IMAGE)) is not None:
         with opened(home) as fs, _directory(fs) as fd:
             loops.thaw(fd)
-    unmount(str(home / FS))
+    if os.path.lexists(home / FS):
+        _close(home / FS)
 
 
 def grow(home: Path, size: int) -> bool:
@@ -189,6 +189,16 @@ def wait_free(home: Path) -> None:
                 " Bidirectional on its state directory",
             )
         time.sleep(0.01)
+
+
+def _close(where: Path) -> None:
+    while mounted_at(str(where)):
+        mounts.detach(str(where), lazy=True)
+    failpoints.reach("csi.writable.fs-detached")
+    # A namespace that was made meanwhile, such as a container's, has a copy of the mount, and would hold the
+    # file system for as long as it lives. Removing a mount point takes its mounts away everywhere.
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(where)
 
 
 def _source(home: Path) -> str:

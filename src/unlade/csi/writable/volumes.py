@@ -446,7 +446,7 @@ class Writable:
             failpoints.reach("csi.writable.deleting")
         with explaining(f"remove {home}"):
             if home.exists():
-                filesystem.unmount(str(home / filesystem.FS))
+                filesystem.tidy(home, thaw=False)
                 images.remove(home)
             failpoints.reach("csi.writable.image-removed")
             self._seeds.release(home.name)

@@ -6,6 +6,7 @@ takes a few by seed; UNLADE_FULL=1 takes all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -109,9 +110,16 @@ def _sample(points: list[str]) -> list[str]:
 
 
 def _reboot(base: Path) -> None:
-    """Every mount gone, and with them the devices; files stay."""
+    """Every mount gone, and with them the devices; files stay.
+
+    Namespaces that others on this machine made meanwhile have copies of our mounts, as after no reboot; the
+    kernel takes those away with the mount point.
+    """
     for path in reversed(mounts_below(base)):
         mounts.detach(path, lazy=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+            os.mkdir(path, 0o750)
 
 
 def _sound(base: Path, host: str, point: str) -> None:

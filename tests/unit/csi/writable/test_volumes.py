@@ -339,6 +339,7 @@ def test_a_simulated_reboot_loses_nothing(tmp_path: Path, fake: FakeRegistry) ->
         Path(target, "own").write_text("mine")
         os.sync()
     mounts.detach(target, lazy=True)
+    os.rmdir(target)  # takes away the copies that other namespaces may have got meanwhile
     with node(tmp_path, "nowhere.invalid:1") as again:
         again.writable.recover()
         again.writable.publish(volume.id, target)
@@ -390,3 +391,27 @@ def test_held_by_somebody_in_another_mount_namespace_it_is_refused(here: Node) -
         other.stdout.close()
     here.writable.publish(volume.id, target)
     here.writable.unpublish(volume.id, target)
+
+
+def test_namespaces_made_meanwhile_hold_nothing(here: Node) -> None:
+    """A container that starts has copies of all mounts of the moment; they go with our mount points."""
+    volume = here.writable.create("pvc-1", 16 * MIB, here.parameters)
+    home, target = here.writable.root / volume.id, here.target("a")
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo up; read line"]
+    others = []
+    try:
+        with filesystem.opened(home):
+            others.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert others[-1].stdout is not None
+            assert others[-1].stdout.readline() == b"up\n"
+        filesystem.wait_free(home)
+        here.writable.publish(volume.id, target)
+        others.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert others[-1].stdout is not None
+        assert others[-1].stdout.readline() == b"up\n"
+        here.writable.unpublish(volume.id, target)
+        filesystem.wait_free(home)
+        here.writable.delete(volume.id)
+    finally:
+        for other in others:
+            other.communicate(b"\n", 10)
