@@ -39,6 +39,7 @@ def main() -> int:
         help="exactly so many, whatever the time; default: up to 7, at least 3 (quick: 3 and 2)",
     )
     parser.add_argument("--out", type=Path, default=Path("artifacts/bench"))
+    parser.add_argument("--prepare", action="store_true", help="make the content, measure nothing")
     parser.add_argument("--docs", action="store_true", help="put table and plot into the documents")
     options = parser.parse_args()
     chosen = options.only.split(",") if options.only else list(works.names())
@@ -56,6 +57,12 @@ def main() -> int:
         machine = tools.machine(found)
         registry = stack.enter_context(serving(content.storage(), home / "registry"))
         setting = works.Setting(registry, found, home, options.quick)
+        if options.prepare:
+            for key in chosen:
+                make, _ = works.WORKS.get(key) or works.LIMITED[key]
+                make(setting)
+                print(f"{key}: its content is in {content.storage()}", flush=True)
+            return 0
         for key in chosen:
             results.append(run(key, setting, options.rounds))
             print(report.text(results[-1]), flush=True)

@@ -24,10 +24,11 @@ from typing import Final
 
 from rig.engines import cache
 from unlade.library import connect, push
-from unlade.model import Deadline, Descriptor, Digest, Reference
+from unlade.model import Deadline, Descriptor, Digest, Manifest, Reference
 from unlade.model.mediatypes import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST
 from unlade.pack.compress import compress
 from unlade.registry import Registry
+from unlade.transfer import Fetcher
 
 MTIME: Final = 1_700_000_000
 VERSION: Final = 1  # raised whenever something below makes other bytes than before
@@ -65,12 +66,32 @@ def _once(name: str) -> Iterator[bool]:
             (made / name).touch()
 
 
-def image(host: str, name: str, shape: Shape, *, changed: int | None = None) -> str:
-    """An image of a software tree; `changed` replaces that layer by another one. Returns its reference."""
+def image(host: str, name: str, shape: Shape) -> str:
+    """An image of a software tree; returns its reference."""
     reference = f"{host}/bench/{name}:1"
     with _once(name) as missing, connect(plain_http=[host]) as registry:
         if missing:
-            push_image(registry, Reference.parse(reference), shape, changed=changed)
+            layers = [_packed(registry, Reference.parse(reference), shape, n) for n in range(shape.layers)]
+            _put_image(registry, Reference.parse(reference), layers)
+    return reference
+
+
+def changed(host: str, name: str, shape: Shape, number: int) -> str:
+    """The image of that name with one layer replaced by another; the rest is the same blobs."""
+    base, reference = Reference.parse(image(host, name, shape)), f"{host}/bench/{name}-changed:1"
+    with _once(f"{name}-changed") as missing, connect(plain_http=[host]) as registry:
+        if missing:
+            target = Reference.parse(reference)
+            manifest = registry.resolve(base, deadline=Deadline.never()).document
+            assert isinstance(manifest, Manifest)
+            never = Deadline.never()
+            config = Fetcher(registry).read(base, manifest.config, limit=1 << 20, deadline=never)
+            diffs = json.loads(config)["rootfs"]["diff_ids"]
+            for layer_ in manifest.layers:
+                registry.mount_blob(target, layer_.digest, source=base, deadline=Deadline.never())
+            layers = list(zip(manifest.layers, diffs, strict=True))
+            layers[number] = _packed(registry, target, shape, number, other=True)
+            _put_image(registry, target, layers)
     return reference
 
 
@@ -153,27 +174,26 @@ def layer(shape: Shape, number: int, *, other: bool = False) -> bytes:
     return out.getvalue()
 
 
-def push_image(registry: Registry, reference: Reference, shape: Shape, *, changed: int | None = None) -> int:
-    """Make and push an image; returns its unpacked bytes."""
-    layers, diffs, unpacked = [], [], 0
-    for number in range(shape.layers):
-        tar = layer(shape, number, other=number == changed)
-        unpacked += len(tar)
-        diffs.append(str(Digest.of(tar)))
-        compressed = b"".join(compress(_chunks(tar), "gzip"))
-        layers.append(_upload(registry, reference, compressed, OCI_LAYER_GZIP))
-    config = json.dumps(
-        {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diffs}}
-    ).encode()
+def _packed(
+    registry: Registry, reference: Reference, shape: Shape, number: int, *, other: bool = False
+) -> tuple[Descriptor, str]:
+    """A layer, made, compressed and uploaded: its descriptor and diff ID."""
+    tar = layer(shape, number, other=other)
+    compressed = b"".join(compress(_chunks(tar), "gzip"))
+    return _upload(registry, reference, compressed, OCI_LAYER_GZIP), str(Digest.of(tar))
+
+
+def _put_image(registry: Registry, reference: Reference, layers: list[tuple[Descriptor, str]]) -> None:
+    rootfs = {"type": "layers", "diff_ids": [diff for _, diff in layers]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
     document = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,
         "config": _upload(registry, reference, config, OCI_CONFIG).to_json(),
-        "layers": [one.to_json() for one in layers],
+        "layers": [one.to_json() for one, _ in layers],
     }
     raw = json.dumps(document).encode()
     registry.put_manifest(reference, raw, OCI_MANIFEST, tag=reference.tag, deadline=Deadline.never())
-    return unpacked
 
 
 def forget() -> None:

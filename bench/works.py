@@ -289,7 +289,7 @@ def update(setting: Setting) -> Probe:
     """An image of which one of ten layers changed."""
     name, shape = setting.software(10)
     before = content.image(setting.host, name, shape)
-    after = content.image(setting.host, f"{name}-changed", shape, changed=4)
+    after = content.changed(setting.host, name, shape, 4)
 
     def figures(place: Path) -> dict[str, float]:
         seen = len(setting.registry.requests(r"/blobs/"))
