@@ -64,6 +64,17 @@ class Metrics:
         """Count the records whenever somebody looks."""
         self._volumes.set_function(count)
 
+    def watch_writable(
+        self, count: Callable[[], int], promised: Callable[[], int], available: Callable[[], int]
+    ) -> None:
+        """Count writable volumes, and what is promised to them, whenever somebody looks; once."""
+        for name, meaning, read in (
+            ("unlade_csi_writable_volumes", "Writable volumes on this node", count),
+            ("unlade_csi_writable_promised_bytes", "Bytes that volumes may still write", promised),
+            ("unlade_csi_writable_available_bytes", "Bytes that can still be promised", available),
+        ):
+            Gauge(name, meaning, registry=self.registry).set_function(read)
+
     def text(self) -> bytes:
         """The exposition format that Prometheus scrapes."""
         return generate_latest(self.registry)

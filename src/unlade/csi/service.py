@@ -164,6 +164,11 @@ class CsiService:
         )
         writable = Writable(self._config.state / "csi" / "writable", seeds)
         writable.recover()
+        self.metrics.watch_writable(
+            lambda: len(writable.volumes()),
+            lambda: writable.room().promised,
+            lambda: writable.room().available,
+        )
         return writable
 
     def _keep_tidy(self, inline: Inline) -> None:
