@@ -177,25 +177,45 @@ class Images:
         handler = self._handlers.resolve(spec.runtime_handler) if spec.runtime_handler else None
         known = self._look(spec.image)
         by_id = known is not None and _is_id(spec.image, known.id)
-        if known is None or self._kind(known) == "ours" or (handler is not None and not by_id):
-            name = known.id if known is not None and by_id else spec.image
-            if self._artifacts.remove(name, handler=handler.name if handler else None):
-                if known is not None and self._artifacts.find(known.id) is None:
-                    self._gone([known.id], context)
-                return _removed()
-            if known is not None and self._kind(known) == "ours" and (handler is None or by_id):
-                return _removed()  # somebody was faster
+        if self._remove_tree(spec.image, handler, known, context):
+            return _removed()
         if handler is None:
-            image_id = known.id if known is not None else self._called(spec.image)
-            if known is None and image_id:
-                spec.image = image_id
-                raw = request.SerializeToString()
-            remove = partial(self._upstream.call, "RemoveImage", raw, context)
-            return self._ordinary.removing(image_id, remove) if image_id else remove()
+            return self._remove_whole(request, known, raw, context)
         image = known if by_id else self._tuple(spec.image, handler, known)
         if image is not None:
             self._gone(self._ordinary.remove(image, handler), context)
         return _removed()
+
+    def _remove_tree(
+        self, name: str, handler: Handler | None, known: api.Image | None, context: grpc.ServicerContext
+    ) -> bool:
+        """Remove one of our trees, or a handler's tuples of it; False when the name leads to none."""
+        by_id = known is not None and _is_id(name, known.id)
+        ours = known is not None and self._kind(known) == "ours"
+        if known is not None and not ours and (handler is None or by_id):
+            return False
+        wanted = known.id if known is not None and by_id else name
+        if self._artifacts.remove(wanted, handler=handler.name if handler else None):
+            if known is not None and self._artifacts.find(known.id) is None:
+                self._gone([known.id], context)
+            return True
+        # Ours and nothing to do: somebody was faster, or the tuple was not there.
+        return ours and (handler is None or by_id)
+
+    def _remove_whole(
+        self,
+        request: api.RemoveImageRequest,
+        known: api.Image | None,
+        raw: bytes,
+        context: grpc.ServicerContext,
+    ) -> bytes:
+        """Have containerd remove an ordinary image, with all tuples of its ID."""
+        image = known.id if known is not None else self._called(request.image.image)
+        if known is None and image:
+            request.image.image = image
+            raw = request.SerializeToString()
+        remove = partial(self._upstream.call, "RemoveImage", raw, context)
+        return self._ordinary.removing(image, remove) if image else remove()
 
     def listed(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """ListImages: a filter that names a handler gives its tuples, any other is containerd's (R1)."""

@@ -56,6 +56,8 @@ HANDLERS = (
     Handler("guest", Platform.parse("linux/arm64")),
     Handler("plain", Platform.parse("linux/arm64"), "native"),
     Handler("twin", Platform.host()),
+    Handler("hcs", Platform.parse("windows(10.0.20348.9)/amd64")),
+    Handler("lazy", Platform.parse("linux(+erofs)/amd64")),
 )
 
 

@@ -1,11 +1,13 @@
 """Ordinary images by runtime handler, in a real containerd without Kubernetes (R1–R6).
 
-The service stands before the daemon's own CRI; its handlers are the daemon's and three of the configuration.
+The service stands before the daemon's own CRI; its handlers are the daemon's and those of the configuration.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 import grpc
 import pytest
@@ -17,6 +19,7 @@ from tests.rig.containerd.test_artifacts import left, nothing
 from tests.rig.node.artifacts import image_per_platform, plugin_image
 from tests.rig.node.client import Client
 from unlade.containerd import leases
+from unlade.model import Manifest
 
 pytestmark = pytest.mark.root
 
@@ -59,6 +62,36 @@ def test_the_hosts_image_goes_and_the_guests_stays(node: Node) -> None:
     assert node.client.status(name, handler="guest") is not None
     assert node.snapshots() == 2
     node.client.remove(guest)
+    assert left(node.daemon, node.connection) == nothing()
+
+
+def test_versions_and_features_of_guests_decide(node: Node) -> None:
+    """R3, R7: Windows by its build, features only where the handler's guests have them."""
+    amd64 = {"architecture": "amd64", "os": "linux"}
+    windows = {"architecture": "amd64", "os": "windows"}
+    platforms: list[dict[str, Any]] = [
+        {**windows, "os.version": "10.0.17763.5"},
+        {**windows, "os.version": "10.0.20348.7"},
+        {**amd64, "os.features": ["erofs"]},
+        amd64,
+    ]
+    artifact = image_per_platform([], platforms)
+    push(node.host, REPO, artifact)
+    name = f"{node.host}/{REPO}:v1"
+    expected = {}
+    for document in artifact.documents[:-1]:
+        manifest = artifact.document(document.digest)
+        assert isinstance(manifest, Manifest)
+        config = json.loads(artifact.blobs[manifest.config.digest])
+        expected[config.get("os.version", ""), *config.get("os.features", [])] = str(manifest.config.digest)
+    pulled = {handler: node.client.pull(name, handler=handler) for handler in ("runc", "hcs", "lazy")}
+    assert pulled == {
+        "runc": expected["",],
+        "hcs": expected["10.0.20348.7",],
+        "lazy": expected["", "erofs"],
+    }
+    for image in pulled.values():
+        node.client.remove(image)
     assert left(node.daemon, node.connection) == nothing()
 
 
