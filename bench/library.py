@@ -129,7 +129,6 @@ def gc(host: str, prefix: str, packages: str, count: str) -> None:
     tell(
         alone=_spread(alone),
         beside=_spread(beside),
-        held_up=beside[-1] - alone[len(alone) // 2],
         collecting=collecting,
         pulls=len(beside),
         left=left,

@@ -20,7 +20,7 @@ def ratios(results: Sequence[Mapping[str, Any]], title: str) -> str:
         (f"{result['work']}: {verdict['peer']}", verdict)
         for result in results
         for verdict in result["verdicts"]
-        if "ratio" in verdict
+        if verdict.get("target") is not None and "ratio" in verdict
     ]
     most = max([1.0, *(max(row["interval"][1], row["target"]) for _, row in rows)]) * 1.08
     scale = (_WIDTH - _LEFT - 60) / most

@@ -21,8 +21,10 @@ from typing import Final
 from rig.engines import binary
 
 _START_SECONDS: Final = 30.0
-# RFC 5737 documentation addresses: nobody's, so no route of the machine is hidden while the link stands.
-_OURS, _THEIRS = "192.0.2.1", "192.0.2.2"
+# From the range for benchmarks of networks (RFC 2544), which is nobody's: no route of the machine is hidden
+# while the link stands. One net a process, so that two runs do not meet.
+_NET: Final = f"198.18.{os.getpid() % 256}"
+_OURS, _THEIRS = f"{_NET}.1", f"{_NET}.2"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _verdicts(
             "ratio": round(ratio, 2),
             "interval": interval(theirs, ours),
             "target": target.ratio,
-            "met": ratio >= target.ratio - _CLOSE,
+            "met": None if target.ratio is None else ratio >= target.ratio - _CLOSE,
         }
         free = by_name.get(f"{target.ours}, unsynced")
         if free is not None and peer["unsynced"] is not None:
@@ -143,33 +143,38 @@ def text(result: Mapping[str, Any]) -> str:
 def verdicts(results: Sequence[Mapping[str, Any]]) -> str:
     """Every ratio with its target, last: what a reader wants to see."""
     lines = [
-        f"{_mark(one)} {result['work']:32} {sentence(one)}"
+        f"{verdict_word(one):8} {result['work']:32} {sentence(one)}"
         for result in results
         for one in result["verdicts"]
     ]
-    met = sum(one.get("met", False) for result in results for one in result["verdicts"])
-    total = sum(len(result["verdicts"]) for result in results)
-    return "\n".join([*lines, f"{met} of {total} targets met"])
+    judged = [one for result in results for one in result["verdicts"] if _judged(one)]
+    met = sum(bool(one.get("met")) for one in judged)
+    return "\n".join([*lines, f"{met} of {len(judged)} targets met"])
 
 
 def sentence(verdict: Mapping[str, Any]) -> str:
     """One verdict in words."""
     if verdict.get("missing"):
-        return f"{verdict['peer']} is not here; wanted {verdict['target']:.2f} ×"
+        return f"{verdict['peer']} is not here"
     if "what" in verdict:
         unit = f" {verdict['unit']}" if verdict["unit"] else ""
         return f"{verdict['what']}: {verdict['value']:g}{unit}, at most {verdict['most']:g}{unit}"
     low, high = verdict["interval"]
     by = "" if verdict["ours"] == OURS else f" ({verdict['ours']})"
     unsynced = f"; nobody synced {verdict['unsynced']:.2f} ×" if "unsynced" in verdict else ""
-    return (
-        f"{verdict['ratio']:.2f} × {verdict['peer']}{by}, {low:.2f} to {high:.2f},"
-        f" wanted {verdict['target']:.2f}{unsynced}"
-    )
+    wanted = "" if verdict["target"] is None else f", wanted {verdict['target']:.2f}"
+    return f"{verdict['ratio']:.2f} × {verdict['peer']}{by}, {low:.2f} to {high:.2f}{wanted}{unsynced}"
 
 
-def _mark(verdict: Mapping[str, Any]) -> str:
-    return "met   " if verdict.get("met") else "NOT   " if not verdict.get("missing") else "absent"
+def verdict_word(verdict: Mapping[str, Any]) -> str:
+    """met, not met, absent, or nothing where no target was set."""
+    if verdict.get("missing"):
+        return "absent"
+    return "" if not _judged(verdict) else "met" if verdict["met"] else "not met"
+
+
+def _judged(verdict: Mapping[str, Any]) -> bool:
+    return bool(verdict.get("missing")) or verdict.get("met") is not None
 
 
 def _seconds(value: float | None) -> str:

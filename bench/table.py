@@ -83,7 +83,7 @@ def whole(results: Mapping[str, Any]) -> str:
             lines += [f"| {name} | {value:.2f} |" for name, value in result["figures"].items()]
         lines.append("")
         lines += [
-            f"- {_escaped(report.sentence(verdict))}: {'met' if verdict.get('met') else '**not met**'}"
+            f"- {_escaped(report.sentence(verdict))}: {report.verdict_word(verdict) or 'no target'}"
             for verdict in result["verdicts"]
         ]
         lines += [""] if result["verdicts"] else []
@@ -92,15 +92,15 @@ def whole(results: Mapping[str, Any]) -> str:
 
 def _cells(verdict: Mapping[str, Any]) -> list[str]:
     if verdict.get("missing"):
-        return ["", f"{verdict['target']:.2f} × {_escaped(verdict['peer'])}", "peer absent"]
-    mark = "met" if verdict["met"] else "not met"
+        return [_escaped(verdict["peer"]), "", "peer absent"]
+    mark = report.verdict_word(verdict)
     if "what" in verdict:
         unit = f" {verdict['unit']}" if verdict["unit"] else ""
         return [f"{verdict['what']} {verdict['value']:g}{unit}", f"at most {verdict['most']:g}{unit}", mark]
     low, high = verdict["interval"]
     by = "" if verdict["ours"] == "unlade" else f" ({verdict['ours'].removeprefix('unlade ')})"
     measured = f"{verdict['ratio']:.2f} × {_escaped(verdict['peer'])}{by}, {low:.2f} to {high:.2f}"
-    return [measured, f"{verdict['target']:.2f} ×", mark]
+    return [measured, "" if verdict["target"] is None else f"{verdict['target']:.2f} ×", mark]
 
 
 def _escaped(cell: str) -> str:

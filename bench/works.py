@@ -54,10 +54,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio that is wanted at least: the fastest of these peers' median divided by that of `ours`."""
+    """The ratio wanted at least: the fastest of these peers' median by that of `ours`; None: only told."""
 
     peers: tuple[str, ...]
-    ratio: float
+    ratio: float | None
     ours: str = OURS
 
 
@@ -322,7 +322,8 @@ def gc(setting: Setting) -> Probe:
             raise measure.Failed(f"the collection and the pulls did not meet: {found}")
         alone, beside = found["alone"], found["beside"]
         return {
-            "held up": found["held_up"] * 1000,
+            "held up, 99 of 100": (beside["p99"] - alone["p99"]) * 1000,
+            "held up, the worst": (beside["worst"] - alone["worst"]) * 1000,
             "p50 alone": alone["p50"] * 1000,
             "p50 beside": beside["p50"] * 1000,
             "p99 beside": beside["p99"] * 1000,
@@ -330,7 +331,11 @@ def gc(setting: Setting) -> Probe:
             "worst beside": beside["worst"] * 1000,
         }
 
-    return Probe(f"pulls beside a collection of {count:,}", figures, {"held up": 50.0})
+    return Probe(
+        f"pulls beside a collection of {count:,}",
+        figures,
+        {"held up, 99 of 100": 50.0, "held up, the worst": 50.0},
+    )
 
 
 def _told(setting: Setting, place: Path, *arguments: str) -> dict[str, Any]:
@@ -351,7 +356,8 @@ def limited(setting: Setting, megabits: int) -> Iterator[Setting]:
 
 def image_3_limited(setting: Setting) -> Race:
     """The image in a few layers, where the network is what limits."""
-    race = image(setting, 3, [], by=4)
+    peers = (("ctr", "unlade mount"), ("crane+tar", OURS), ("curl|igzip|tar", OURS))
+    race = image(setting, 3, [Target((peer,), None, ours) for peer, ours in peers], by=4)
     race.name = "image of 3 layers, 1 Gb/s"
     race.contenders = [one for one in race.contenders if one.durable and one.name != "skopeo+umoci"]
     return race
@@ -362,7 +368,7 @@ def raw_limited(setting: Setting) -> Race:
     race = _raw(setting, (64 << 20) if setting.quick else (256 << 20), oras=False)
     race.name = "raw blob, 1 Gb/s"
     race.contenders = [one for one in race.contenders if one.durable]
-    race.targets = []
+    race.targets = [Target(target.peers, None) for target in race.targets]
     return race
 
 
