@@ -45,8 +45,8 @@ def inspect(
 ) -> None:
     """Show what REF is. Nothing is stored.
 
-    With --containerd: what the node holds of REF, or of an image ID, for each runtime handler; no registry is
-    asked.
+    With --containerd or --store containerd: what the node holds of REF, or of an image ID, for each runtime
+    handler; no registry is asked.
 
     \b
     Examples:
@@ -59,11 +59,15 @@ def inspect(
     from unlade.cli.request import parse_references
     from unlade.model import Index
 
-    if socket := settings.containerd_socket():
+    if socket := settings.containerd_socket(asked=True):
         from unlade.cli.node_images import explain
 
+        if platform or referrers or show_config or raw or tags:
+            raise click.UsageError("containerd is asked for what it holds: leave the registry's options out")
         explain(settings, socket, name, handler, output)
         return
+    if handler is not None:
+        raise click.UsageError("a registry knows no runtime handlers: --runtime-handler needs --containerd")
     [reference] = parse_references([name])
     deadline = settings.deadline()
     with settings.registry([reference]) as registry:

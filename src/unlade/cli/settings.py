@@ -80,12 +80,15 @@ class Settings:
             )
         return DirStore(directory)
 
-    def containerd_socket(self) -> str | None:
-        """Where containerd listens when it is the store that is meant; None for a directory."""
+    def containerd_socket(self, *, asked: bool = False) -> str | None:
+        """Where containerd listens when it is the store that is meant; None for a directory.
+
+        `asked`: only when an option of this command says so, whatever the environment does.
+        """
         if self.containerd:
             return self.containerd
         named = os.environ.get(CONTAINERD_ENV)
-        if self.store_path:
+        if self.store_path or asked:
             return (named or CONTAINERD_SOCKET) if self.store_path == CONTAINERD else None
         return named or (CONTAINERD_SOCKET if os.environ.get(STORE_ENV) == CONTAINERD else None)
 

@@ -89,8 +89,11 @@ def ordinary(containerd: Containerd) -> None:
     assert images.recorded() == []
 
 
-def imported(containerd: Containerd, number: int) -> OrdinaryImage:
-    """What containerd has after its own pull of an image of two layers, by digest."""
+def imported(containerd: Containerd, number: int, *, lying: bool = False) -> OrdinaryImage:
+    """What containerd has after its own pull of an image of two layers, by digest.
+
+    The config of a lying one names another second layer than it has.
+    """
     content = ContainerdStore(containerd)
     with leases.lease(containerd, "import") as lease:
 
@@ -100,7 +103,10 @@ def imported(containerd: Containerd, number: int) -> OrdinaryImage:
             return described
 
         layers = [put(OCI_LAYER, tar({name: bytes([number])})) for name in ("a", "b")]
-        rootfs = {"type": "layers", "diff_ids": [str(layer.digest) for layer in layers]}
+        diffs = [str(layer.digest) for layer in layers]
+        if lying:
+            diffs[1] = str(Digest.of(b"something else"))
+        rootfs = {"type": "layers", "diff_ids": diffs}
         facts = {"architecture": "arm64", "os": "linux", "rootfs": rootfs}
         config = put(OCI_CONFIG, json.dumps(facts).encode())
         document = {

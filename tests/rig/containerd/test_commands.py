@@ -89,9 +89,13 @@ def test_tuples_are_told_and_bytes_counted_once(node: Node, run: Run) -> None:
     assert len(table) == 3
     assert all(" guest " in line for line in table[1:])
     assert run("images", "--runtime-handler", "gone").returncode == 3
-    inspected = told(run, "inspect", image, "--runtime-handler", "guest")["images"]
+    inspected = told(run, "inspect", "--store", "containerd", image, "--runtime-handler", "guest")["images"]
     assert [one["handler"] for one in inspected] == ["guest"]
     assert [part["kind"] for part in inspected[0]["components"]] == ["manifest", "config", "layer", "layer"]
+    assert run("inspect", "--store", "containerd", "--raw", image).returncode == 2
+    assert run("inspect", "--runtime-handler", "guest", image).returncode == 2
+    at_the_registry = told(run, "inspect", image)
+    assert len(at_the_registry["manifest"]["manifests"]) == 2, "the environment alone does not decide here"
     assert run("fsck").returncode == 0
     dry = run("rmi", "--dry-run", image)
     assert dry.returncode == 0
@@ -113,7 +117,9 @@ def test_damage_is_found_and_repaired(node: Node, run: Run) -> None:
     name = f"{node.host}/cli/rot:v1"
     node.client.pull(name)
     layer = next(
-        part for part in told(run, "inspect", name)["images"][0]["components"] if part["kind"] == "layer"
+        part
+        for part in told(run, "inspect", "--store", "containerd", name)["images"][0]["components"]
+        if part["kind"] == "layer"
     )
     blobs = Path(node.daemon.base) / "root" / "io.containerd.content.v1.content" / "blobs" / "sha256"
     (blobs / layer["digest"].partition(":")[2]).write_bytes(b"y" * layer["size"])

@@ -15,11 +15,14 @@ import pytest
 from rig.images import tar
 from tests.corpus.pushing import push
 from tests.rig.containerd.conftest import Node
+from tests.rig.containerd.daemon import Daemon
+from tests.rig.containerd.scenario import imported
 from tests.rig.containerd.test_artifacts import left, nothing
 from tests.rig.node.artifacts import image_per_platform, plugin_image
 from tests.rig.node.client import Client
-from unlade.containerd import leases
-from unlade.model import Manifest
+from unlade.containerd import Containerd, OrdinaryImages, leases
+from unlade.errors import IntegrityError
+from unlade.model import Deadline, Manifest
 
 pytestmark = pytest.mark.root
 
@@ -192,3 +195,17 @@ def test_layers_of_plugins_are_left_to_containerd(node: Node, media_type: str) -
     assert "next:" not in told[0], "no words of ours"
     node.client.remove(name)
     assert left(node.daemon, node.connection)["images"] == []
+
+
+def test_a_layer_that_is_not_what_the_config_says(connection: Containerd, daemon: Daemon) -> None:
+    """No snapshot gets a name that its content does not have."""
+    made = imported(connection, 1, lying=True)
+    images = OrdinaryImages(connection, "runc")
+    with pytest.raises(IntegrityError, match="its config says"):
+        images.record(str(made.config), made, deadline=Deadline.never())
+    held = images.get(str(made.config))
+    assert held is not None
+    assert held.tuples == ()
+    found = left(daemon, connection)
+    assert found["leases"] == []
+    assert found["overlayfs"] == [], "nothing refers to the layer below"

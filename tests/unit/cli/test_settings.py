@@ -35,6 +35,15 @@ def test_containerd_or_a_directory(
     assert Settings(**options).containerd_socket() == expected  # type: ignore[arg-type]
 
 
+def test_some_commands_want_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`inspect` is about the registry unless an option says otherwise."""
+    monkeypatch.setenv("UNLADE_CONTAINERD", "/e.sock")
+    monkeypatch.setenv("UNLADE_STORE", "containerd")
+    assert Settings().containerd_socket(asked=True) is None
+    assert Settings(store_path="containerd").containerd_socket(asked=True) == "/e.sock"
+    assert Settings(containerd="/c.sock").containerd_socket(asked=True) == "/c.sock"
+
+
 def test_a_command_that_needs_a_directory_says_so() -> None:
     with pytest.raises(InvalidInput) as caught:
         Settings(store_path="containerd").store()
