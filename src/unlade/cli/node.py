@@ -175,7 +175,8 @@ def serve(
             f"the node's service needs {error.name}, which is not installed",
             next_step="pip install 'unlade[node]'",
         ) from error
-    from unlade import __version__
+    from importlib.metadata import version
+
     from unlade.cli.node_events import RecordedEvents
     from unlade.host.notify import notify
     from unlade.registry import RegistryConfig
@@ -202,6 +203,7 @@ def serve(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    installed = version("unlade")
     service = NodeService(config)
     volumes = beside(service, config, **driver) if csi else None
     events = RecordedEvents(kubeconfig) if kubeconfig else None
@@ -223,7 +225,7 @@ def serve(
             parts.callback(volumes.close, 0)
             volumes.start()
         try:
-            watch = Watch(config.state, lambda: shown(service.pulls.states(), __version__))
+            watch = Watch(config.state, lambda: shown(service.pulls.states(), installed))
             parts.callback(watch.close)
         except OSError as error:  # pods matter more
             log.warning("`unlade top` cannot ask: %s", error)

@@ -144,14 +144,22 @@ def status(*, prefix: str, root: str, output: str) -> int:
       unlade node status -o json
     """
     from unlade.cli import exits
-    from unlade.cli.output import emit
+    from unlade.cli.output import count, emit
     from unlade.host import setup
 
-    data = setup.survey(_host(root), prefix, answers=_answers)
+    host = _host(root)
+    data = setup.survey(host, prefix, answers=_answers)
+    running = _running(data["state"]) if host.live else None
+    data["running"] = running
+    if running and data["current"] and not data["current"].startswith(f"{running['version']}-"):
+        data["problems"].append(
+            f"version {running['version']} runs: systemctl restart {data['unit']['name']}"
+        )
     unit, kubelet, socket = data["unit"], data["kubelet"], data["socket"]
     rows = [
         ("version", data["current"] or "-"),
         ("previous", data["previous"] or "-"),
+        ("running", f"{running['version']}, {count(running['pulls'], 'pull', 'pulls')}" if running else "-"),
         ("options", " ".join(data["arguments"]) or "-"),
         ("unit", f"{unit.get('active', 'not asked')}, {'enabled' if unit['enabled'] else 'not enabled'}"),
         ("socket", f"{socket['path']}: {_told(socket)}"),
@@ -166,6 +174,17 @@ def _told(socket: dict[str, Any]) -> str:
     if "answers" not in socket:
         return "not asked"
     return "answers" if socket["answers"] else str(socket["reason"])
+
+
+def _running(state: str) -> dict[str, Any] | None:
+    """What the running service says about itself."""
+    from unlade.cri.watching import SOCKET, Unseen, ask
+
+    try:
+        now = ask(Path(state) / SOCKET)
+    except Unseen:
+        return None
+    return {"version": now.version, "pid": now.pid, "pulls": len(now.pulls)}
 
 
 def _host(root: str) -> Host:
@@ -197,7 +216,7 @@ def _version(arguments: tuple[str, ...]) -> Version:
     from unlade.host.setup import Version
 
     told = _parsed(arguments)
-    return Version(arguments, told["socket"], told["state"], told["grace"])
+    return Version(arguments, told["socket"], told["state"], told["grace"], told["csi"])
 
 
 def _carry_out(settings: Settings, host: Host, steps: Sequence[Step], *, dry_run: bool) -> None:

@@ -47,6 +47,7 @@ class Version(msgspec.Struct, frozen=True):
     socket: str = "/run/unlade/image.sock"
     state: str = "/run/unlade"
     grace: float = 30.0
+    mounts: bool = False  # --csi: it mounts for the kubelet
 
 
 class Record(msgspec.Struct, frozen=True, rename="camel"):
@@ -184,7 +185,9 @@ def _switch(
     record = Record(
         {one: versions[one] for one in sorted(kept) if one in versions}, drop_in, wanted.kubelet_unit
     )
-    text = units.service(f"{prefix}/current/bin/unlade", version.arguments, grace=version.grace)
+    text = units.service(
+        f"{prefix}/current/bin/unlade", version.arguments, grace=version.grace, mounts=version.mounts
+    )
     unit = Write(UNIT_PATH, text)
     links = [Write(str(path), f"../{units.UNIT}", link=True) for path in units.wants()]
     previously = Write(f"{prefix}/previous", previous or None, link=bool(previous))
@@ -267,7 +270,8 @@ def survey(host: Host, prefix: str, *, answers: Callable[[str], str]) -> dict[st
         "current": there.current or None,
         "previous": there.previous or None,
         "arguments": list(version.arguments),
-        "unit": {"path": UNIT_PATH, "installed": host.at(UNIT_PATH).exists()},
+        "state": version.state,
+        "unit": {"name": units.UNIT, "path": UNIT_PATH, "installed": host.at(UNIT_PATH).exists()},
         "socket": {"path": version.socket},
         "kubelet": {"dropIn": there.record.drop_in or None},
     }

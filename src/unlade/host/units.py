@@ -50,17 +50,7 @@ TasksMax=infinity
 CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_SETFCAP
 CapabilityBoundingSet=CAP_MKNOD CAP_SYS_CHROOT CAP_SYS_ADMIN CAP_KILL
 NoNewPrivileges=yes
-# /usr, /boot and /etc; not `strict`, because containerd's root may be anywhere else.
-ProtectSystem=full
-# The node's own Docker configuration is in root's home.
-ProtectHome=read-only
-PrivateTmp=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectKernelLogs=yes
-ProtectControlGroups=yes
-ProtectHostname=yes
-RestrictRealtime=yes
+{view}RestrictRealtime=yes
 LockPersonality=yes
 SystemCallArchitectures=native
 # Netlink: the C library asks for its addresses before it connects.
@@ -71,6 +61,23 @@ RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
 WantedBy={wanted}
 """
 
+# These give the service a mount namespace of its own.
+_OWN_VIEW: Final = """\
+# /usr, /boot and /etc; not `strict`, because containerd's root may be anywhere else.
+ProtectSystem=full
+# The node's own Docker configuration is in root's home.
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+"""
+_HOSTS_VIEW: Final = """\
+# The host's own mount namespace (--csi): what we mount must reach the kubelet, so nothing may hide it.
+"""
+
 _DROP_IN: Final = """\
 # Written by `unlade node install`; `unlade node uninstall` takes it away.
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -79,11 +86,17 @@ imageServiceEndpoint: unix://{socket}
 """
 
 
-def service(program: str, arguments: Sequence[str], *, grace: float) -> str:
-    """The unit's text: `program node serve ARGUMENTS`."""
+def service(program: str, arguments: Sequence[str], *, grace: float, mounts: bool) -> str:
+    """The unit's text: `program node serve ARGUMENTS`; `mounts`: it mounts for the kubelet."""
     command = " ".join(_word(word) for word in (program, "node", "serve", *arguments))
     # Ten seconds more than the grace: systemd must not kill what is about to end.
-    return _UNIT.format(unit=UNIT, command=command, stop=int(grace) + 10, wanted=" ".join(WANTED_BY))
+    return _UNIT.format(
+        unit=UNIT,
+        command=command,
+        stop=int(grace) + 10,
+        wanted=" ".join(WANTED_BY),
+        view=_HOSTS_VIEW if mounts else _OWN_VIEW,
+    )
 
 
 def drop_in(socket: str) -> str:

@@ -168,6 +168,8 @@ def test_installed_upgraded_rolled_back_and_gone(
     assert "systemctl restart unlade-node.service" in done.splitlines()
     second = machine.status()
     assert second["current"].startswith("9.9.9-")
+    assert second["running"]["version"] == "9.9.9"
+    assert second["running"]["pid"] == second["unit"]["pid"]
     assert (second["previous"], second["problems"]) == (first["current"], [])
     assert second["arguments"] == machine.options
     assert machine.kubelet_pid() == kubelet

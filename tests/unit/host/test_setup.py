@@ -170,6 +170,7 @@ def test_on_a_running_host(tmp_path: Path, root: Path, running: Running) -> None
     survey = setup.survey(running, PREFIX, answers=lambda _socket: "")
     assert (survey["current"], survey["previous"], survey["problems"]) == (two.name, one.name, [])
     assert survey["unit"] == {
+        "name": units.UNIT,
         "path": UNIT,
         "installed": True,
         "enabled": True,
@@ -299,10 +300,13 @@ def test_a_kubelet_that_was_told_elsewhere_is_not_left_without_its_service(
         assert survey["kubelet"]["ours"]
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize("mounts", [False, True])
+def test_systemd_accepts_the_unit(tmp_path: Path, root: Path, mounts: bool) -> None:
     """Every key is known to systemd, the program is there, and what `enable` would make is made."""
     arguments = ("--handler", "vm=linux/arm64", "--certs-dir", '/a b/%c$d"\\')
-    put(Host(root), bundle(tmp_path, "1.0"), version=Version(arguments))
+    put(Host(root), bundle(tmp_path, "1.0"), version=Version(arguments, mounts=mounts))
+    # What is mounted for the kubelet must not stay in a mount namespace of the service's own.
+    assert ("ProtectSystem=" not in everything(root)[UNIT[1:]]) is mounts
     shutil.copytree("/usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)
     for words, expected in (
         (["systemd-analyze", "verify", f"--root={root}", units.UNIT], ""),
