@@ -67,7 +67,11 @@ def attach(image: int) -> tuple[int, str]:
 
 
 def find(image: str) -> str | None:
-    """The device that serves this file now, in whatever mount namespace; None when there is none."""
+    """The device that serves this file now, in whatever mount namespace; None when there is none.
+
+    Believed by whoever attaches one next, and two devices over one file destroy it: so a device that may be
+    the one and cannot be asked is an error (OSError), not an absence.
+    """
     wanted = os.stat(image)
     hint = os.fsencode(os.path.basename(os.path.dirname(image)))
     for name in os.listdir("/sys/block"):
@@ -79,13 +83,20 @@ def find(image: str) -> str | None:
             with open(f"/sys/block/{name}/loop/backing_file", "rb") as file:
                 if hint not in file.read():
                     continue
+        except FileNotFoundError:
+            continue  # serves no file
+        try:
             device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                continue  # let go of its file this moment
+            raise
         try:
             info = fcntl.ioctl(device, _GET_STATUS64, bytes(_INFO_SIZE))
-        except OSError:
-            continue
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                continue
+            raise
         finally:
             os.close(device)
         # The kernel encodes the device number the new way, as st_dev does.

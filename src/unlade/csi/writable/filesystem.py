@@ -98,6 +98,12 @@ def opened(home: Path) -> Iterator[str]:
         held = -1
         try:
             if device is None:
+                if published(home):
+                    # Never a second device over a file that one serves already: both would write to it.
+                    raise VolumeInUse(
+                        f"the device of {home.name} cannot be found although it is mounted",
+                        next_step="the agent needs the host's /dev and /sys",
+                    )
                 image = os.open(home / images.IMAGE, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     held, device = loops.attach(image)

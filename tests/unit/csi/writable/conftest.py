@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ def here(tmp_path: Path, fake: FakeRegistry) -> Iterator[Node]:
     finally:
         for path in reversed(mounts_below(tmp_path)):
             mounts.detach(path, lazy=True)
+            os.rmdir(path)  # takes away copies that others' new namespaces got
         end = time.monotonic() + 5
         while loops_of(tmp_path) and time.monotonic() < end:
             time.sleep(0.02)
