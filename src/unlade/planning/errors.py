@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from unlade.errors import InvalidInput, NothingProduced
 from unlade.model import Descriptor, Digest
@@ -18,8 +19,7 @@ HOW_TO_DECIDE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
+class Unplaced(msgspec.Struct, frozen=True):
     """A layer from which nothing is made, and why."""
 
     index: int

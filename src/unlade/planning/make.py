@@ -14,9 +14,11 @@ error that lists its layers (V14); an empty image is allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
+
+import msgspec
 
 from unlade.errors import InvalidInput
 from unlade.model import Descriptor, Manifest
@@ -96,8 +98,7 @@ def _image(manifest: Manifest, descriptor: Descriptor, reference: str, options: 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rooted:
+class _Rooted(msgspec.Struct, frozen=True):
     """A step, and the directory its archive is known to fill."""
 
     step: Step
@@ -202,9 +203,13 @@ class _Artifact:
         name = layer.title or placement.name
         if name is None or name == ".":
             if self.spare_names:
-                return self._named(index, layer, replace(placement, name=None), "")
+                return self._named(index, layer, msgspec.structs.replace(placement, name=None), "")
             name = generic.stable_name(index, layer.media_type)
-        return _file(index, layer, replace(placement, rule="caller: nothing is unpacked, a file", name=name))
+        return _file(
+            index,
+            layer,
+            msgspec.structs.replace(placement, rule="caller: nothing is unpacked, a file", name=name),
+        )
 
     def _unpacked(self, index: int, layer: Descriptor, placement: Placement) -> _Rooted | None:
         if self._is_archive(layer):
@@ -226,7 +231,9 @@ class _Artifact:
             lie = Unplaced(index, layer, f"its bytes are no tar, against the rule “{placement.rule}”")
             raise NotATar(str(lie), next_step="take it as a file with --unpack never, or ask the publisher")
         family = placement.rule.partition(":")[0]
-        file = replace(placement, rule=f"{family}: its bytes are no tar; a file at its filepath")
+        file = msgspec.structs.replace(
+            placement, rule=f"{family}: its bytes are no tar; a file at its filepath"
+        )
         return self._named(index, layer, file, "it has no name and its bytes are no tar")
 
     def _packed_prefix(self, layer: Descriptor, packed: str) -> str:

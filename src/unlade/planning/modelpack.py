@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+import msgspec
 
 from unlade.errors import InvalidInput
 from unlade.model import Descriptor, Manifest
@@ -43,8 +44,7 @@ class InvalidMetadata(InvalidInput):
     code = "invalid-metadata"
 
 
-@dataclass(frozen=True, slots=True)
-class FileMetadata:
+class FileMetadata(msgspec.Struct, frozen=True):
     """What the metadata annotation says, as far as it is applied."""
 
     mode: int | None

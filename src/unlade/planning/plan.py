@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from unlade.errors import InvalidInput
 from unlade.model import Descriptor, DiffID, Digest
 
@@ -27,8 +29,7 @@ Unpack = Literal["auto", "always", "never"]
 _UNPACK: Final = ("auto", "always", "never")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
+class PlanOptions(msgspec.Struct, frozen=True):
     """What the caller decides otherwise than the rules would.
 
     `only` are globs of paths to keep (see `subset`). `as_file` names layers that have no name: `NAME` for
@@ -48,8 +49,7 @@ class PlanOptions:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
+class PlannedFile(msgspec.Struct, frozen=True):
     """A file known before its archive is opened, because the manifest describes it."""
 
     path: str
@@ -81,8 +81,7 @@ class Step:
     source: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """One reference that takes part: its manifest, and what kind of thing it is.
 
     Steps of different sources are fetched from their own repositories, and the whiteouts of one source
@@ -98,8 +97,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FileRow:
+class FileRow(msgspec.Struct, frozen=True):
     """One line of `unlade plan`: a path ending in `/` is an archive whose names are not known yet."""
 
     path: str
@@ -109,8 +107,7 @@ class FileRow:
     reference: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Sources in order, and their steps in the order in which they take effect."""
 
     sources: tuple[Source, ...]

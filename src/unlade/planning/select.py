@@ -10,7 +10,6 @@ small depth.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -44,8 +43,7 @@ class IndexTooDeep(InvalidInput):
     code = "index-too-deep"
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """A manifest, and the descriptors from the index's entry down to it; empty when there was no index."""
 
     manifest: Manifest

@@ -13,8 +13,9 @@ import re
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from unlade.model import Descriptor
 
@@ -34,8 +35,7 @@ _SKIPPABLE: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18", re.DOTALL)
 _PAX_PATH: Final = re.compile(rb"\d+ path=([^\n]*)\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(msgspec.Struct, frozen=True):
     """A tar by its bytes; `names` are those of the first entries, as written."""
 
     compression: str

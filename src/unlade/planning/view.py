@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from unlade.errors import InvalidInput
 from unlade.model import Descriptor, DiffID, Digest, Manifest
 from unlade.planning.plan import PlannedFile
@@ -32,8 +34,7 @@ class InvalidConfig(InvalidInput):
     code = "invalid-config"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """What a layer is, by one rule.
 
     An `archive` is unpacked at `prefix` when its bytes agree, and otherwise becomes the file `name`; a

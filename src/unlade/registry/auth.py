@@ -43,8 +43,7 @@ _TOKEN_TEXT: Final = re.compile(r"[!-~]{1,65536}", re.ASCII)
 _SCOPE: Final = re.compile(r"repository:([^\s:]+(?::\d+/[^\s:]+)?):([a-z*,]+)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """What a request needs: actions on a repository, and perhaps pull from another (a mount's source)."""
 
     repository: str
@@ -68,14 +67,12 @@ class _TokenAnswer(msgspec.Struct):
 _TOKEN_ANSWER = msgspec.json.Decoder(_TokenAnswer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bearer:
+class _Bearer(msgspec.Struct, frozen=True):
     realm: Url
     service: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(msgspec.Struct, frozen=True):
     origin: Origin
     realm: Url
     service: str
@@ -83,8 +80,7 @@ class _Key:
     credential: str
 
 
-@dataclass(slots=True)
-class _Token:
+class _Token(msgspec.Struct):
     text: str
     until: float
 

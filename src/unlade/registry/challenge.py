@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 # A scope with many repositories is a few KB at most.
 _MAX_HEADER: Final = 16 << 10
@@ -22,8 +23,7 @@ _QUOTED: Final = re.compile(r'"((?:[^"\\\x00-\x08\x0a-\x1f\x7f]|\\[\t !-~])*)"')
 _TOKEN68: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*(?=[ \t]*(?:,|$))", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(msgspec.Struct, frozen=True):
     """A scheme in lower case and its parameters, names in lower case."""
 
     scheme: str

@@ -13,7 +13,6 @@ import copy
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -51,8 +50,7 @@ _TAGS_PAGE: Final = 1000
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """What a reference names: its descriptor, the exact bytes, and what they decode to."""
 
     descriptor: Descriptor

@@ -14,8 +14,9 @@ import glob
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from unlade.registry.config import RegistryConfig
 from unlade.registry.durations import parse_duration
@@ -34,8 +35,7 @@ _HEADER_VALUE: Final = re.compile(r"[\t -~]*", re.ASCII)
 _MAX_FILE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TLSSettings:
+class TLSSettings(msgspec.Struct, frozen=True):
     """What to trust and what to show; hashable, because connections are pooled by it."""
 
     ca_files: tuple[str, ...] = ()
@@ -43,8 +43,7 @@ class TLSSettings:
     skip_verify: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """One place that answers for a registry."""
 
     origin: Origin

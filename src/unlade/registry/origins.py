@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urljoin, urlsplit
+
+import msgspec
 
 from unlade.registry.errors import BadResponse, PlainHTTPRefused, UnsafeRedirect
 
@@ -33,8 +34,7 @@ _METADATA_ADDRESSES: Final = frozenset(
 _METADATA_NAMES: Final = frozenset({"metadata", "metadata.google.internal", "metadata.goog", "instance-data"})
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Scheme, host and port: the unit to which credentials belong."""
 
     scheme: str
@@ -61,8 +61,7 @@ class Origin:
         return f"{self.scheme}://{self.authority}"
 
 
-@dataclass(frozen=True, slots=True)
-class Url:
+class Url(msgspec.Struct, frozen=True):
     """An origin and the request target (path and query)."""
 
     origin: Origin

@@ -13,8 +13,9 @@ import copy
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from unlade.errors import RegistryError, UnladeError
 from unlade.model import Deadline
@@ -38,8 +39,7 @@ _READS: Final = frozenset({"GET", "HEAD"})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """What is wanted, passed through the steps unchanged."""
 
     host: Host

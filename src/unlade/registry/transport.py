@@ -15,11 +15,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, cast
 from urllib.parse import unquote
 
+import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -203,8 +203,7 @@ class _TLSPool(HTTPSConnectionPool):
             conn.connect()
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """A whole answer, read within a cap."""
 
     raw: bytes
@@ -216,8 +215,7 @@ class Document:
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-@dataclass(frozen=True, slots=True)
-class _PoolKey:
+class _PoolKey(msgspec.Struct, frozen=True):
     tls: TLSSettings | None  # None: plain HTTP, which needs no trust store to be loaded
     proxy: str | None
 
