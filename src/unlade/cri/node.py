@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,8 +120,19 @@ class Node:
         """Every image that the kubelet sees, by handler and options."""
         names = self._listed()
         inventory = take(self._containerd, self.handlers.default)
-        shown = [Shown(one, names[one.id]) for one in inventory.holdings if one.id in names]
+        shown = [
+            Shown(self._as_named(one, names[one.id]), names[one.id])
+            for one in inventory.holdings
+            if one.id in names
+        ]
         return shown, inventory
+
+    def _as_named(self, one: Holding, names: Collection[str]) -> Holding:
+        """A holding without tags that lead elsewhere by now: containerd may have pulled without us."""
+        if one.handler != self.handlers.default or one.options:
+            return one
+        kept = tuple(known for known in one.tuples if "@" in known.reference or known.reference in names)
+        return replace(one, tuples=kept)
 
     def select(self, name: str, handler: str | None) -> Sequence[Shown]:
         """What a reference or ID leads to, for one handler or for all; raises UnknownHandler, NotInStore."""

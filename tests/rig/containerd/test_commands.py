@@ -17,6 +17,7 @@ from tests.corpus.pushing import push
 from tests.rig.containerd.conftest import Node
 from tests.rig.containerd.test_artifacts import left, nothing
 from tests.rig.node.artifacts import image_per_platform, per_platform
+from tests.rig.node.client import Client
 from unlade.cli.root import main
 from unlade.cri.api import images_pb2 as api
 
@@ -109,6 +110,22 @@ def test_tuples_are_told_and_bytes_counted_once(node: Node, run: Run) -> None:
     assert run("rmi", "--runtime-handler", "twin", image).returncode == 9
     assert run("rmi", image, tree).returncode == 0
     assert told(run, "images") == {"images": [], "totalBytes": 0}
+    assert left(node.daemon, node.connection) == nothing()
+
+
+def test_a_tag_that_containerd_moved_alone(node: Node, run: Run) -> None:
+    """The kubelet's view decides: the old image is shown by its digests."""
+    name = f"{node.host}/cli/moved:v1"
+    push(node.host, "cli/moved", image_per_platform([tar({"f": b"old"})]))
+    old = node.client.pull(name)
+    push(node.host, "cli/moved", image_per_platform([tar({"f": b"new"})]))
+    new = Client(node.daemon.address).pull(name)
+    shown = {one["id"]: one for one in told(run, "images")["images"]}
+    assert shown[new]["references"][0] == name
+    assert shown[new]["handler"] == ""
+    assert name not in shown[old]["references"]
+    assert shown[old]["handler"] == "runc"
+    assert run("rmi", old, new).returncode == 0
     assert left(node.daemon, node.connection) == nothing()
 
 
