@@ -134,13 +134,15 @@ def _life(agent: Agent, namespace: Namespace, digest: str) -> None:
 def test_ten_pods_share_one_artifact(
     cluster: Rig, clean: Agent, namespace: Namespace, full: bool, tmp_path: Path
 ) -> None:
-    size = (2000 if full else 100) * MIB
-    blob = tmp_path / "weights"
-    with blob.open("wb") as file:
-        for _ in range(size // MIB):
-            file.write(os.urandom(1024) * 1024)
-    pushed = _pushed(cluster, {"weights": blob})
-    blob.unlink()
+    size = (2000 if full else 80) * MIB
+    files = {f"weights-{number}": tmp_path / str(number) for number in range(8)}
+    for path in files.values():
+        with path.open("wb") as file:
+            for _ in range(size // 8 // MIB):
+                file.write(os.urandom(1024) * 1024)
+    pushed = _pushed(cluster, files)
+    for path in files.values():
+        path.unlink()
     source(namespace, "model", pushed.reference)
     before = clean.taken()
     script = "echo mine >/data/own && sync && sleep 1000000"
