@@ -31,7 +31,6 @@ PUBLISH = (
     "tree.commit.renamed",
     "tree.commit.recorded",
     "store.image.recorded",
-    "store.layout.file-renamed",
     "csi.publish.held",
     "csi.record.written",
     "mount.target.made",
@@ -44,9 +43,13 @@ UNPUBLISH = (
     "csi.unpublish.unmounted",
     "csi.record.unlinked",
     "csi.record.dropped",
-    "store.lease.released",
     "csi.unpublish.released",
 )
+# CI takes one of each by seed, and none that restarts the kubelet as well: those are the odd ones.
+CHOSEN = {
+    points: points if os.environ.get("UNLADE_FULL") == "1" else random.Random(7).sample(points[::2], 1)
+    for points in (PUBLISH, UNPUBLISH)
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,40 +87,35 @@ def test_the_points_are_there() -> None:
     assert {*PUBLISH, *UNPUBLISH} <= set(failpoints.names())
 
 
-def test_killed_while_a_kubelet_publishes_and_unpublishes(
-    rig: Rig, agent: Agent, namespace: Namespace, full: bool
-) -> None:
-    dice = random.Random(7)
-    publishing = PUBLISH if full else dice.sample(PUBLISH, 1)
-    unpublishing = UNPUBLISH if full else dice.sample(UNPUBLISH, 1)
-    pods: list[Pod] = []
-    for number, point in enumerate(publishing):
-        # New content each time: what is here already passes fewer points.
-        model = rig.registry.push_artifact("faults/model", {"f": point.encode()}, tag=f"v{number}")
-        agent.start(dies_at=point)
-        volumes = {"/data": inline(model.reference)}
-        pod = namespace.run(f"published-{number}", volumes=volumes, spec={"restartPolicy": "Always"})
-        assert agent.wait() < 0, f"{point} was not reached"
-        if number % 2:
-            rig.restart_kubelet(rig.node)
-        agent.start()
-        pod.wait_ready(seconds=150)
-        assert pod.exec("cat", "/data/f") == point
-        agent.stop()
-        pods.append(pod)
-    for number, point in enumerate(unpublishing):
-        pod = pods.pop()
-        agent.start(dies_at=point)
-        pod.delete(wait=False)
-        assert agent.wait() < 0, f"{point} was not reached"
-        if number % 2:
-            rig.restart_kubelet(rig.node)
-        agent.start()
-        rig.api.gone("Pod", pod.name, namespace.name, seconds=150)
-        agent.stop()
+@pytest.mark.parametrize("point", CHOSEN[PUBLISH])
+def test_killed_while_a_kubelet_publishes(rig: Rig, agent: Agent, namespace: Namespace, point: str) -> None:
+    # New content each time: what is here already passes fewer points.
+    model = rig.registry.push_artifact(f"faults/{point}", {"f": point.encode()})
+    agent.start(dies_at=point)
+    volumes = {"/data": inline(model.reference)}
+    pod = namespace.run("published", volumes=volumes, spec={"restartPolicy": "Always"})
+    assert agent.wait() < 0, f"{point} was not reached"
+    if PUBLISH.index(point) % 2:
+        rig.restart_kubelet(rig.node)
     agent.start()
-    for pod in pods:
-        pod.delete(wait=False)
+    pod.wait_ready(seconds=200)
+    assert pod.exec("cat", "/data/f") == point
+    pod.delete(wait=False)
+    _nothing_left(rig, agent)
+
+
+@pytest.mark.parametrize("point", CHOSEN[UNPUBLISH])
+def test_killed_while_a_kubelet_unpublishes(rig: Rig, agent: Agent, namespace: Namespace, point: str) -> None:
+    model = rig.registry.push_artifact("faults/model", {"f": b"model"})
+    agent.start(dies_at=point)
+    pod = namespace.run("unpublished", volumes={"/data": inline(model.reference)})
+    pod.wait_ready()
+    pod.delete(wait=False)
+    assert agent.wait() < 0, f"{point} was not reached"
+    if UNPUBLISH.index(point) % 2:
+        rig.restart_kubelet(rig.node)
+    agent.start()
+    rig.api.gone("Pod", pod.name, namespace.name, seconds=200)
     _nothing_left(rig, agent)
 
 
