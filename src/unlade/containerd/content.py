@@ -145,8 +145,12 @@ class ContainerdStore:
         """A lease that ends with the block, with its time, or with this process."""
         return leases.lease(self.containerd, purpose, ttl=ttl)
 
-    def _list(self) -> Iterator[content_pb2.Info]:
-        request = content_pb2.ListContentRequest()
+    def with_label(self, label: str) -> Iterator[content_pb2.Info]:
+        """The blobs that have a label."""
+        return self._list(f'labels."{label}"')
+
+    def _list(self, *filters: str) -> Iterator[content_pb2.Info]:
+        request = content_pb2.ListContentRequest(filters=filters)
         for page in self.containerd.stream(_LIST, request, "list containerd's content"):
             yield from page.info
 

@@ -41,6 +41,8 @@ STAGING: Final = "unlade.dev/staging"
 IMAGE: Final = "unlade.dev/image"
 # On an ordinary image's record by ID: the handlers' tuples are recorded there.
 ORDINARY: Final = "unlade.dev/ordinary"
+# On the manifest of a guest's image: the index that it is an entry of, which would keep it alive.
+ENTRY_OF: Final = "unlade.dev/entry-of"
 # On an image's record by ID, followed by a hash: one (reference, handler, options) that leads to it.
 TUPLE: Final = "unlade.dev/tuple."
 

@@ -27,8 +27,10 @@ from unlade.containerd.images import ImageRecords, Row
 from unlade.containerd.ledger import RECORDS_LOCK
 from unlade.containerd.records import ImageTuple
 from unlade.containerd.unpacking import LAYERS, Unpacker
+from unlade.errors import InvalidInput
 from unlade.kernel import failpoints
-from unlade.model import Deadline, Digest, Manifest, Platform, Reference, mediatypes
+from unlade.model import Deadline, Digest, Manifest, Platform, Reference, decode_manifest, mediatypes
+from unlade.store import NotInStore
 
 # Layers of other systems are for those systems' own tools.
 _UNPACKABLE: Final = "linux"
@@ -129,6 +131,8 @@ class OrdinaryImages:
                 held = _held(row) if row is not None else None
                 failpoints.reach("containerd.ordinary.recorded")
             if manifest and made.foreign:
+                if made.index:
+                    self._content.label(manifest, {labels.ENTRY_OF: str(made.index)})
                 self._unkeep(image_id, made.handler.snapshotter, before.values())
             moved = {one.label: "" for one in new}
             for row in self._images.with_any(moved) if moved else ():
@@ -178,21 +182,50 @@ class OrdinaryImages:
             if self.get(held.id) is None and self._let_go(held):
                 leases.collect(self._containerd)
 
+    def settle(self, *, dry_run: bool = False) -> list[str]:
+        """Let go of guests' entries whose image is gone: removed while nobody was there to do it.
+
+        The manifests that nothing keeps any more; containerd's next collection takes them.
+        """
+        with self._locked():
+            loose = []
+            for info in list(self._content.with_label(labels.ENTRY_OF)):
+                manifest, index = Digest.parse(info.digest), info.labels[labels.ENTRY_OF]
+                if self._images.get(self._config(manifest)) is not None:
+                    continue
+                if dry_run or self._take_off(index, info.digest):
+                    loose.append(info.digest)
+            return sorted(loose)
+
     def _let_go(self, held: HeldImage) -> bool:
-        """Take an entry off the index it came from: that may stay for another platform's image.
+        """Take an image's entries off the indexes they came from: those may stay for another platform."""
+        entries = {(one.index, one.manifest) for one in held.tuples if one.index}
+        taken = [self._take_off(index, manifest) for index, manifest in entries]
+        return any(taken)
+
+    def _take_off(self, index: str, manifest: str) -> bool:
+        """Have an index keep one entry less; False when it did not keep it.
 
         containerd has an index keep all of its entries that are there, wanted or not; it writes those
         marks anew with each pull.
         """
-        found = False
-        for index, manifest in {(one.index, one.manifest) for one in held.tuples if one.index}:
-            info = self._content.info(Digest.parse(index))
-            marks = [key for key, value in info.labels.items() if value == manifest] if info else []
-            if marks:
-                with contextlib.suppress(Missing):  # collected meanwhile
-                    self._content.label(Digest.parse(index), dict.fromkeys(marks, ""))
-                    found = True
-        return found
+        info = self._content.info(Digest.parse(index))
+        marks = [key for key, value in info.labels.items() if value == manifest] if info else []
+        if not marks:
+            return False
+        try:
+            self._content.label(Digest.parse(index), dict.fromkeys(marks, ""))
+        except Missing:
+            return False  # collected meanwhile
+        return True
+
+    def _config(self, manifest: Digest) -> str:
+        """The ID of the image that a manifest is of; empty when it cannot be read."""
+        try:
+            document = decode_manifest(self._content.read(manifest), content_type=None)
+        except (NotInStore, InvalidInput):
+            return ""
+        return str(document.config.digest) if isinstance(document, Manifest) else ""
 
     def _locked(self) -> AbstractContextManager[None]:
         return self._containerd.locks.hold(RECORDS_LOCK)

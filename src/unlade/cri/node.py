@@ -163,9 +163,10 @@ class Node:
     def collect(self, *, dry_run: bool) -> Recovered:
         """Remove what dead processes left, and have containerd collect garbage."""
         found = self._artifacts.recover(dry_run=dry_run)
+        loose = self._images.settle(dry_run=dry_run)
         if not dry_run:
             self._artifacts.collect()
-        return found
+        return replace(found, images=(*found.images, *loose))
 
     def fsck(self, *, repair: bool, deadline: Deadline) -> Sequence[Problem]:
         """Every tree against its file list, every blob against its digest, every record against both."""

@@ -123,6 +123,7 @@ class NodeService:
         artifacts = parts.enter_context(Artifacts(containerd, registry, handlers, everywhere=everywhere))
         held = OrdinaryImages(containerd, handlers.default)
         remember(containerd, handlers)
+        held.settle()
         recovered = artifacts.recover()
         _log.info(
             "tidied away: %d leases, %d images, %d names",

@@ -173,6 +173,23 @@ def test_what_a_dead_process_left_is_collected(node: Node, run: Run) -> None:
     assert left(node.daemon, node.connection) == nothing()
 
 
+def test_a_guests_image_that_containerd_removed_alone(node: Node, run: Run) -> None:
+    """The index it came from is still there for the host, and would keep its blobs."""
+    push(node.host, "cli/alone", image_per_platform([tar({"f": b"x"})]))
+    name = f"{node.host}/cli/alone:v1"
+    node.client.pull(name)
+    before = left(node.daemon, node.connection)
+    guest = node.client.pull(name, handler="guest")
+    Client(node.daemon.address).remove(guest)
+    assert left(node.daemon, node.connection) != before
+    assert told(run, "gc", "--dry-run")["images"] == 1
+    assert told(run, "gc")["images"] == 1
+    assert left(node.daemon, node.connection) == before
+    assert told(run, "gc")["images"] == 0
+    assert run("rmi", name).returncode == 0
+    assert left(node.daemon, node.connection) == nothing()
+
+
 def test_containerd_is_no_directory(run: Run, tmp_path: Path) -> None:
     assert run("--store", "containerd", "mount", "r.example/a:1", str(tmp_path)).returncode == 3
     listed = run("images", "--store", str(tmp_path / "dir"), "-o", "json")
