@@ -88,7 +88,7 @@ def test_a_warm_publish_is_quick(cluster: Rig, agent: Agent, full: bool) -> None
     with agent.channel() as channel:
         for number, name in enumerate(names):
             publish(channel, pods / f"first-{number}" / "mount", reference=name, pullPolicy="IfNotPresent")
-        before = agent.times()
+        before, cpu = agent.times(), agent.cpu()
         for number in range(count):
             publish(
                 channel,
@@ -96,16 +96,19 @@ def test_a_warm_publish_is_quick(cluster: Rig, agent: Agent, full: bool) -> None
                 reference=names[number % references],
                 pullPolicy="IfNotPresent",
             )
+        cpu = (agent.cpu() - cpu) / count
         times = _since(agent.times(), before)
         gone = agent.times("NodeUnpublishVolume")
         for target in sorted(pods.glob("*/mount")):
             unpublish(channel, target)
         gone = _since(agent.times("NodeUnpublishVolume"), gone)
-    print(f"warm publishes: {times}; unpublishes: {gone}")
+    print(f"warm publishes: {times}, {cpu * 1000:.1f} ms of CPU each; unpublishes: {gone}")
     figure(
         "csi warm publish",
         count,
         "publishes",
+        cpu,
+        "s of CPU each",
         _share(times, 0.01),
         "within 10 ms",
         _share(times, 0.05),
