@@ -1,4 +1,4 @@
-"""What a process and those below it take: memory at its highest, file descriptors."""
+"""What a process and those below it take: memory at its highest, CPU time, file descriptors."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ def memory(pid: int) -> int:
         if found is not None:
             return int(found[1]) * 1024
     return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has used so far, in user and kernel mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def descriptors(pid: int) -> int:
