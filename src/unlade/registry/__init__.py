@@ -4,6 +4,9 @@ The only room that speaks HTTP. `Registry` is the client; a `CredentialSource` s
 `RegistryConfig` how to reach hosts. The errors are drawn in `unlade.registry.errors`.
 """
 
+from typing import TYPE_CHECKING
+
+from unlade.lazy import lazily
 from unlade.registry.blobs import BlobStream
 from unlade.registry.client import Registry, Resolved
 from unlade.registry.config import RegistryConfig
@@ -38,8 +41,13 @@ from unlade.registry.errors import (
     WrongContent,
     WrongSubject,
 )
-from unlade.registry.providers import KubeletProviderCredentials, ServiceAccount
 from unlade.registry.referrers import check_subject
+
+if TYPE_CHECKING:
+    from unlade.registry.providers import KubeletProviderCredentials, ServiceAccount
+else:
+    # Credentials of a node, which no command asks for.
+    __getattr__ = lazily(__name__, {"providers": "KubeletProviderCredentials ServiceAccount"})
 
 __all__ = [
     "BadResponse",
