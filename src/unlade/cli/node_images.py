@@ -31,6 +31,7 @@ def show(settings: Settings, socket: str, names: tuple[str, ...], handler: str |
             chosen = {id(one.holding) for name in names for one in found if one.is_called(name)}
             found = [one for one in found if id(one.holding) in chosen]
         found = [one for one in found if handler is None or one.holding.handler == handler]
+    found = sorted(found, key=lambda one: (one.references, one.holding.handler, one.holding.options))
     rows = [_row(one) for one in found]
     data = {"images": [_data(one, inventory) for one in found], "totalBytes": inventory.total}
     emit(data, output, _COLUMNS, rows)
