@@ -96,6 +96,9 @@ class Provisioner:
         )
         self.claims.handlers.added = lambda key, _new: self.queue.add(_CLAIM + key)
         self.claims.handlers.updated = lambda key, _old, _new: self.queue.add(_CLAIM + key)
+        # Without a capacity of its own, a new class fits on no node.
+        self.classes.handlers.added = lambda _key, _new: self.capacity.wake()
+        self.classes.handlers.deleted = lambda _key, _old: self.capacity.wake()
         self.persistent.handlers.added = lambda key, _new: self.queue.add(_VOLUME + key)
         self.persistent.handlers.updated = lambda key, _old, _new: self.queue.add(_VOLUME + key)
 

@@ -417,6 +417,15 @@ def test_capacity_is_published_and_not_too_often(api: FakeKubeApi, volumes: Volu
     assert api.all("csistoragecapacities") == {}
 
 
+def test_a_new_class_has_its_capacity_at_once(api: FakeKubeApi, running: Any) -> None:
+    running()
+    wait_for(lambda: len(api.all("csistoragecapacities")) == 1)
+    api.put("storageclasses", {**storage_class(), "metadata": {"name": "another"}})
+    wait_for(lambda: len(api.all("csistoragecapacities")) == 2)
+    api.delete("storageclasses", "", "another")
+    wait_for(lambda: len(api.all("csistoragecapacities")) == 1)
+
+
 def test_stopping_ends_a_fetch_under_way(api: FakeKubeApi, volumes: Volumes, running: Any) -> None:
     made = running()
     begun = threading.Event()
