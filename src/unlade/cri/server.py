@@ -121,6 +121,7 @@ class ImageServer:
         self._watched = watched or Pulls(metrics)
         self._images = images
         self._metrics = metrics
+        self._closing = False
         metrics.watch_queue(lambda: self.pulls.running, lambda: self.pulls.waiting)
         self._server = grpc.server(
             ThreadPoolExecutor(self.pulls.capacity + _OTHER_CALLS, thread_name_prefix="unlade-cri"),
@@ -183,6 +184,13 @@ class ImageServer:
         except grpc.RpcError as error:
             code = error.code()
             raise abort(context, error) from error
+        except ValueError:
+            if not self._closing:
+                raise
+            # gRPC's word for a channel that was closed: this call has outlived its grace.
+            code = grpc.StatusCode.UNAVAILABLE
+            context.abort(code, "the service is stopping; the kubelet tries again")
+            raise  # not reached: abort raises
         finally:
             if code == grpc.StatusCode.UNKNOWN:
                 code = context.code() or code  # containerd's own, passed on
@@ -213,6 +221,7 @@ class ImageServer:
 
     def close(self, grace: float = 5.0) -> None:
         """Take no more calls, give running ones their grace; the socket stays for who comes next."""
+        self._closing = True
         self._server.stop(grace).wait()
 
 

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tests.fakes.httpd import Request, Response
 from tests.fakes.registry import FakeRegistry
 from tests.figures import figure
 from tests.rig.containerd.test_artifacts import titled
-from tests.rig.node.agent import ArmedAgent
+from tests.rig.node.agent import Agent, ArmedAgent
 from tests.rig.node.artifacts import image_per_platform
 from tests.rig.node.client import Client
 from tests.rig.node.holdings import Holdings, holdings
@@ -302,6 +303,32 @@ def test_the_registry_goes_away_and_comes_back(
     for reference in (early, late):
         pods.client().remove(reference)
     assert _ours(holdings(cluster).beyond(before)) == {}
+
+
+def test_a_pull_that_outlives_the_grace(cluster: Rig, slow: FakeRegistry, tmp_path: Path) -> None:
+    """Ended with the service, without a word of error in its log; the next start tidies up after it."""
+    data = random.Random(10).randbytes(2_000_000)
+    titled(slow, {"f": data}, tag="grace", repo="faults/slow")
+    reference = f"{slow.host}/faults/slow:grace"
+    agent = Agent(cluster, tmp_path, "--plain-http", slow.host, "--grace", "0.2")
+    half = threading.Event()
+    slow.alter(_halting(half, data, 2))
+    try:
+        agent.start()
+        with ThreadPoolExecutor(1) as pool:
+            pulling = pool.submit(agent.client().pull, reference)
+            assert half.wait(60)
+            assert agent.stop() == 0
+            with pytest.raises(grpc.RpcError):
+                pulling.result()
+        slow.clear_faults()
+        agent.start()
+        assert not [name for name in holdings(cluster).leases if name.startswith("unlade-")]
+        agent.client().remove(agent.client().pull(reference))
+        assert not [line for line in agent.lines() if line["level"] == "error"]
+    finally:
+        slow.clear_faults()
+        agent.close()
 
 
 def _halting(half: threading.Event, data: bytes, seconds: float) -> Callable[..., Response | None]:
