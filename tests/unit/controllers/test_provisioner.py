@@ -260,8 +260,8 @@ def test_what_cannot_be_is_told_with_the_next_step(
 def test_a_class_that_names_its_content_has_the_last_word(
     api: FakeKubeApi, volumes: Volumes, running: Any
 ) -> None:
-    running()
     api.put("storageclasses", storage_class(reference="r.test/fixed:1"))
+    running()
     api.put(PVC, claim("own", annotations=REFERENCE))
     wait_event(api, "ProvisioningFailed", "names its content")
     api.put(PVC, claim("plain"))
