@@ -14,7 +14,8 @@ from unittest import mock
 from tests.conformance.content_store import blob, image
 from unlade.kernel import failpoints
 from unlade.model import DiffID, Digest, mediatypes
-from unlade.store import DirStore, ImageRecord, collect, remove_image
+from unlade.store import DirStore, ImageRecord, Upkeep, Usage, collect, remove_image
+from unlade.store.leases import DirLease
 from unlade.tree import DirTrees, Scratch, Staging, fsck
 from unlade.unpack.filelist import FileListWriter
 from unlade.unpack.policy import Unpacked
@@ -24,10 +25,11 @@ LOW, HIGH, STACK, MERGED, CONTEXT = (
 )
 NO_DIFF = DiffID(Digest.of(b""))
 POINT = b"/mnt/crash"
+OLD = "r.test/old:v1"
 
 
 def live(store: DirStore) -> None:
-    """Pull, unpack, stack, mount, replace, remove, collect."""
+    """Pull, unpack, stack, mount, replace, hold, remove, collect, drop what is used least."""
     trees = DirTrees(store)
     with store.lease("pull") as lease:
         with store.ingest(blob(b"layer"), lease=lease) as ingest:
@@ -69,17 +71,30 @@ def live(store: DirStore) -> None:
                 ingest.move_into(staging.dirfd, b"file", mode=0o644)
                 record(staging, "file", b"moved")
                 staging.commit(size=5)
+        store.images.put(ImageRecord(OLD, "", manifest, tree=CONTEXT))
         store.images.put(ImageRecord("r.test/app:v1", "", manifest, tree=STACK))
         store.images.put(ImageRecord("r.test/app:v1", "kata", manifest, tree=MERGED))
         with store.mounts.mounting(POINT, STACK):
             pass
+    store.leases.pin("volume", "a volume", STACK, ttl=3600)
     remove_image(store, "r.test/app:v1", "kata")
     collect(store, mounted=[POINT])
+    full_disk(store).tidy()
+    DirLease(store.database, "volume").release()
     store.mounts.remove(POINT)
     leave_strays(store)
     with DirStore(store.path):
         pass
     collect(store, mounted=[])
+
+
+def full_disk(store: DirStore) -> Upkeep:
+    """Upkeep of a file system that is full as long as one image is there."""
+
+    def usage() -> Usage:
+        return Usage(90 if store.images.get(OLD) else 10, 100)
+
+    return Upkeep(store, mounted=lambda: [POINT], usage=usage)
 
 
 def leave_strays(store: DirStore) -> None:
