@@ -44,6 +44,8 @@ def _chosen(full: bool) -> list[Artifact]:
         and one.options == PlanOptions(unpack=one.options.unpack)
         and not one.artifact_type
         and not one.annotations
+        # A layer that stays at another address: this registry refuses it.
+        and "foreign" not in one.name
     ]
     if full:
         return found
