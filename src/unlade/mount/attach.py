@@ -91,7 +91,7 @@ def mount_layers(
         target_fd = _opened(stack, _open_target(target))
         _same_kind(detached, target_fd, target)
         mounts.attach(detached, target_fd)
-        failpoints.reach("mount.attached")
+        failpoints.reach("mount.attach.attached")
 
 
 def unmount(target: str, *, lazy: bool = False) -> None:
@@ -115,7 +115,7 @@ def unpublish(target: str) -> None:
         except MountError:
             if table.is_mount_point(target):
                 mounts.detach(target, lazy=True)
-        failpoints.reach("mount.detached")
+        failpoints.reach("mount.detach.detached")
     try:
         _remove_target(target)
     except OSError as error:

@@ -34,11 +34,11 @@ PUBLISH = (
     "csi.publish.held",
     "csi.record.written",
     "mount.target.made",
-    "mount.attached",
+    "mount.attach.attached",
     "csi.publish.mounted",
 )
 UNPUBLISH = (
-    "mount.detached",
+    "mount.detach.detached",
     "mount.target.removed",
     "csi.unpublish.unmounted",
     "csi.record.unlinked",

@@ -22,11 +22,11 @@ PUBLISHING = [
     "store.layout.file-renamed",
     "csi.record.written",
     "mount.target.made",
-    "mount.attached",
+    "mount.attach.attached",
     "csi.publish.mounted",
 ]
 UNPUBLISHING = [
-    "mount.detached",
+    "mount.detach.detached",
     "mount.target.removed",
     "csi.unpublish.unmounted",
     "csi.record.unlinked",
