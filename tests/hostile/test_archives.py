@@ -93,7 +93,8 @@ def test_refused(case: Case, rules: str, way: str, yard: Path, pool: WorkerPool)
     assert type(caught.value) is case.error
     assert not caught.value.retryable
     assert time.monotonic() - started < 10
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    # Fewer is no leak: a worker of the test before may let go of its pipes meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= open_before
     assert [snapshot(neighbour) for neighbour in neighbours] == before
     # What a caller does with the staging of a refused archive: nothing of it is left.
     parent = os.open(staging.parent, os.O_RDONLY | os.O_DIRECTORY)
