@@ -122,7 +122,7 @@ def test_no_descriptor_is_left_open(pool: WorkerPool, tmp_path: Path) -> None:
     run(pool, bytes(Tar().file(b"f")), tmp_path)
     with pytest.raises(UnsafeName):
         run(pool, bytes(Tar().file(b"../x")), tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def _be_single_threaded() -> None:

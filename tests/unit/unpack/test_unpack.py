@@ -256,7 +256,7 @@ def test_no_descriptor_is_left_open(dest: Destination) -> None:
     for bad in (Tar().file(b"../x"), Tar().file(b"a/b/c/d").link(b"h", b"nothing")):
         with pytest.raises((UnsafeName, UnsafeLink)):
             dest.unpack(bad)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # Image rules ------------------------------------------------------------------------------------------
