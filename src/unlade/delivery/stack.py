@@ -75,9 +75,8 @@ class Layers:
                         step, staging, self.policy, self.context, diffs[step.index]
                     )
                     if position and needs_context(unpacked):
-                        # Held no longer: others have the same layers in another order, or one of them twice.
-                        staging.detach()
-                        # Whoever waits for layers must not hold the key of one.
+                        # Whoever waits for layers must not hold the key of one: others have the same layers
+                        # in another order, or one of them twice.
                         staging.detach()
                         pending[position] = _Pending(staging, unpacked)
                         with self._lock:
