@@ -363,6 +363,10 @@ class Writable:
                 with self._locks.hold(owner):
                     if not self._home(owner).exists():
                         self._seeds.release(owner)
+        for name in os.listdir(self.root / _LOCKS):
+            # A killed holder leaves the empty file of its lock; whoever lets go of it removes it.
+            with self._locks.try_hold(name):
+                pass
 
     def _recover_snapshot(self, home: Path) -> None:
         snapshot = records.read_snapshot(home)
