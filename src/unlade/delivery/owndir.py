@@ -87,6 +87,8 @@ class OwnDirectory:
 
     def check(self) -> None:
         """Refuse early what the commit would refuse: nothing is downloaded in vain."""
+        # Also when the answer is no: one killed right after its commit left a destination that is not empty.
+        _remove_dead(self._parent, self._prefix)
         try:
             info = os.stat(self._name, dir_fd=self._parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -114,7 +116,7 @@ class OwnDirectory:
         if self._inside:
             holder = os.open(self._name, _DIRECTORY, dir_fd=self._parent)
             stack.callback(os.close, holder)
-        _remove_dead(holder, self._prefix)
+            _remove_dead(holder, self._prefix)
         token = secrets.token_hex(8).encode()
         # Locked before it has the name by which others look for dead ones.
         name, fresh = self._prefix + token, _FRESH + token

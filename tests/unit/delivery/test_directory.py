@@ -258,6 +258,13 @@ def test_what_a_killed_delivery_left_is_removed_by_the_next(
     assert len(leftovers(tmp_path)) == 1
     engine.deliver(request(tmp_path / "out", fake.reference("model", "v1")))
     assert leftovers(tmp_path) == []
+    subprocess.run(
+        [sys.executable, "-c", script.replace("False", "True"), str(tmp_path / "out")], check=False
+    )
+    assert len(leftovers(tmp_path)) == 1
+    with pytest.raises(DestinationInUse):
+        engine.deliver(request(tmp_path / "out", fake.reference("model", "v1")))
+    assert leftovers(tmp_path) == [], "also by one that is refused"
 
 
 def test_two_deliveries_to_one_place(
