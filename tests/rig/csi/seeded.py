@@ -85,6 +85,8 @@ class Agent:
                 self._argv, stdout=output, stderr=subprocess.STDOUT, env=environment
             )
         if not failpoint:
+            # The kubelet may still know the agent that another test has just stopped.
+            until("the agent has its directory", self.writable.is_dir, seconds=60)
             wait_registered(self.rig)
 
     def kill(self) -> None:

@@ -176,8 +176,8 @@ def test_killed_at_any_step(node: Node, points: list[Point], full: bool, part: i
         with pytest.raises(grpc.RpcError):
             work(node.agent.client())
         assert node.agent.wait() == -signal.SIGKILL, point
+        # Threads do not pass their steps in one order: the n-th may be another than in the undisturbed run.
         node.agent.arm(None)
-        assert node.agent.steps()[-1] == point.step, point
         node.agent.start()
         _tidy(node, point)
         work(node.agent.client())
@@ -237,7 +237,6 @@ def test_killed_under_a_pod(cluster: Rig, namespace: Namespace, pods: ArmedAgent
         pod = namespace.run(f"killed-{number}", command="cat /data/f", volumes=volume)
         assert pods.wait() == -signal.SIGKILL
         pods.arm(None)
-        assert pods.steps()[-1] == steps[number - 1]
         pods.start()
         pod.wait("Succeeded", seconds=90)
         assert pod.logs() == content
