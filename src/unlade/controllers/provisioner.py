@@ -37,6 +37,7 @@ from unlade.controllers.workqueue import WorkQueue
 from unlade.errors import UnladeError
 from unlade.model import Deadline
 from unlade.registry import CredentialSource
+from unlade.registry.keyed import KeyedLocks
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Provisioner:
         self._stop = threading.Event()
         self._limit = limit or TokenBucket(10.0, 20)
         self._lock = threading.Lock()
+        self._alone = KeyedLocks()
         self._running: set[Deadline] = set()
         self._waiting: dict[str, int] = {}  # claims that were told that they grow later, and to what size
         self.queue = WorkQueue(first_retry=FIRST_RETRY)
@@ -151,6 +153,12 @@ class Provisioner:
         """Makes or grows the volume of one claim; raises what must be tried again."""
         if self.claims.get(key) is None:
             return
+        # Alone with the deletion of its volume: a claim that was read before it was bound and deleted would
+        # have its volume made again, and nobody would ever look for that one.
+        with self._alone.held(key):
+            self._sync_claim(key)
+
+    def _sync_claim(self, key: str) -> None:
         claim = self._read_claim(key)
         if claim is None or not claims.serves(claim.metadata.annotations, self._node):
             return
@@ -340,11 +348,17 @@ class Provisioner:
         leaving = volume.metadata.deletion_timestamp is not None
         if volume.status.phase == "Bound" or not (leaving or volume.status.phase in {"Released", "Failed"}):
             return
+        owner = volume.spec.claim_ref
+        with self._alone.held(f"{owner.namespace}/{owner.name}" if owner is not None else ""):
+            self._release(volume, volume.spec.csi.volume_handle, leaving=leaving)
+
+    def _release(self, volume: VolumeManifest, handle: str, *, leaving: bool) -> None:
         if self._claim_lives(volume):
             return
+        name = volume.metadata.name
         if volume.spec.persistent_volume_reclaim_policy == "Delete":
             try:
-                self._volumes.delete(volume.spec.csi.volume_handle)
+                self._volumes.delete(handle)
             except UnladeError as error:
                 # A pod's mount goes a moment after its claim: no news for anybody.
                 if error.code != "volume-in-use":
