@@ -93,3 +93,15 @@ class DeadlineExceeded(UnladeError):
 
     code = "deadline"
     retryable = True
+
+
+def one_line(error: UnladeError, *, what: int, next_step: int) -> str:
+    """What happened, then the next step, printable and each no longer than told: for events of a cluster."""
+    text = _printable(error.message, what)
+    return f"{text}; next: {_printable(error.next_step, next_step)}" if error.next_step else text
+
+
+def _printable(text: str, length: int) -> str:
+    """On one line: names from a registry or an archive may hold anything."""
+    clean = "".join(char if char.isprintable() else " " for char in text)
+    return clean if len(clean) <= length else clean[: length - 1] + "…"

@@ -20,6 +20,7 @@ from unlade.errors import (
     StoreError,
     UnladeError,
     UnsafeArchive,
+    one_line,
 )
 from unlade.registry import NotFound, RateLimited, Unauthorized
 from unlade.store import NoSpace
@@ -52,11 +53,4 @@ def status(error: UnladeError) -> grpc.StatusCode:
 
 def message(error: UnladeError) -> str:
     """What happened, then the next step: one line."""
-    what = _line(error.message, _WHAT)
-    return f"{what}; next: {_line(error.next_step, _NEXT)}" if error.next_step else what
-
-
-def _line(text: str, length: int) -> str:
-    """Printable text on one line: names from a registry or an archive may hold anything."""
-    clean = "".join(char if char.isprintable() else " " for char in text)
-    return clean if len(clean) <= length else clean[: length - 1] + "…"
+    return one_line(error, what=_WHAT, next_step=_NEXT)

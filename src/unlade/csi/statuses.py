@@ -12,7 +12,6 @@ from typing import Final
 
 import grpc
 
-from unlade.csi.writable import errors as writable
 from unlade.errors import (
     DeadlineExceeded,
     IntegrityError,
@@ -23,6 +22,7 @@ from unlade.errors import (
     StoreError,
     UnladeError,
     UnsafeArchive,
+    one_line,
 )
 from unlade.registry import NotFound, RateLimited, Unauthorized
 from unlade.store import NoSpace
@@ -78,12 +78,6 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
 }
 # Most specific first: the first class that an error is an instance of decides.
 STATUSES: Final[tuple[tuple[type[UnladeError], grpc.StatusCode], ...]] = (
-    (writable.NoSuchVolume, grpc.StatusCode.NOT_FOUND),
-    (writable.NoSuchSnapshot, grpc.StatusCode.NOT_FOUND),
-    (writable.VolumeConflict, grpc.StatusCode.ALREADY_EXISTS),
-    (writable.VolumeInUse, grpc.StatusCode.FAILED_PRECONDITION),
-    (writable.NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (writable.SizeOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
     (NothingProduced, grpc.StatusCode.FAILED_PRECONDITION),
     (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
     (Unauthorized, grpc.StatusCode.PERMISSION_DENIED),
@@ -112,11 +106,4 @@ def status(error: UnladeError) -> grpc.StatusCode:
 
 def message(error: UnladeError) -> str:
     """What happened, then the next step: one line."""
-    what = _line(error.message, _WHAT)
-    return f"{what}; next: {_line(error.next_step, _NEXT)}" if error.next_step else what
-
-
-def _line(text: str, length: int) -> str:
-    """Printable text on one line: names from a registry or an archive may hold anything."""
-    clean = "".join(char if char.isprintable() else " " for char in text)
-    return clean if len(clean) <= length else clean[: length - 1] + "…"
+    return one_line(error, what=_WHAT, next_step=_NEXT)
