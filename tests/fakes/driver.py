@@ -20,10 +20,14 @@ from typing import Any, Self
 import grpc
 
 from tests.fakes.registry import FakeRegistry
+from unlade.containerd import Containerd, labels, leases
+from unlade.containerd.api import snapshots_pb2
+from unlade.containerd.connection import Method
+from unlade.containerd.images import ImageRecords
 from unlade.csi.api import csi_pb2 as api
 from unlade.csi.api import registration_pb2
 from unlade.csi.pods import PodEvents
-from unlade.csi.service import CsiConfig, CsiService
+from unlade.csi.service import CsiConfig, CsiService, InContainerd
 from unlade.mount import is_mount_point, unpublish
 from unlade.registry import RegistryConfig
 from unlade.store import collect
@@ -194,19 +198,53 @@ class Driver:
 
     def leases(self) -> list[str]:
         """The leases of volumes in the store."""
-        assert self.service.store is not None
-        return sorted(lease.id for lease in self.service.store.leases.all() if lease.id.startswith("csi:"))
+        assert self.service.holder is not None
+        return sorted(name for name in self.service.holder.held() if name.startswith("csi:"))
 
     def collect(self) -> int:
         """Forget every image and collect: what is left is what volumes hold. Returns how many trees went."""
         store = self.service.store
         assert store is not None
+        if self.config.containerd is not None:
+            return _collect_contained(self.config.containerd)
         for record in store.images.all():
             store.images.delete(record.reference, record.handler)
         return collect(store).trees
+
+    def lose_content(self) -> int:
+        """Take away even what volumes hold, as nobody should; returns how many trees went."""
+        holder, names = self.service.holder, self.leases()
+        assert holder is not None
+        self.lose_mounts()
+        for name in names:
+            holder.release(name)
+        return self.collect()
 
     def nothing_left(self) -> None:
         """No record, lease or mount of a volume is there."""
         assert self.records() == []
         assert self.leases() == []
         assert [str(path) for path in self.pods.glob("*/*/mount") if is_mount_point(str(path))] == []
+
+
+def _collect_contained(settings: InContainerd) -> int:
+    """Remove every image, as a kubelet does whose disk is full, and have containerd collect."""
+    with settings.connect() as containerd:
+        records = ImageRecords(containerd)
+        for row in records.all():
+            records.delete(row.name)
+        before = contained_trees(containerd, settings.snapshotter)
+        leases.collect(containerd)
+        return len(before - contained_trees(containerd, settings.snapshotter))
+
+
+def contained_trees(containerd: Containerd, snapshotter: str) -> set[str]:
+    """The keys of the trees that containerd has."""
+    method = Method(
+        "/containerd.services.snapshots.v1.Snapshots/List",
+        snapshots_pb2.ListSnapshotsRequest,
+        snapshots_pb2.ListSnapshotsResponse,
+    )
+    request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=[f'labels."{labels.TREE}"'])
+    pages = containerd.stream(method, request, "list snapshots")
+    return {info.labels[labels.TREE] for page in pages for info in page.info}

@@ -14,7 +14,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -152,7 +152,7 @@ def serve(
     listen: str,
     grace: float,
     log_level: str,
-    **driver: str,
+    **driver: Any,
 ) -> None:
     """Serve the kubelet's image calls, in front of containerd, until told to stop.
 

@@ -1,9 +1,10 @@
 """`unlade node csi`: the CSI driver of a Kubernetes node.
 
-The work is in `unlade.csi`, imported when the command runs. It needs neither containerd nor a setting of the
-kubelet: it registers itself by the kubelet's plugin socket. It runs as a DaemonSet whose mounts reach the
-host (`mountPropagation: Bidirectional`), or as a host service. Logs go to stderr as JSON lines that name the
-pod a volume is for. SIGTERM lets running calls end within the grace, then ends with 0; volumes stay mounted.
+The work is in `unlade.csi`, imported when the command runs. It needs neither containerd, which is its store
+only where it is told the socket, nor a setting of the kubelet: it registers itself by the plugin socket. It
+runs as a DaemonSet whose mounts reach the host (`mountPropagation: Bidirectional`), or as a host service.
+Logs go to stderr as JSON lines that name the pod a volume is for. SIGTERM lets running calls end within the
+grace, then ends with 0; volumes stay mounted.
 """
 
 from __future__ import annotations
@@ -59,6 +60,31 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             metavar="DIR",
             help="The store and the records of volumes; one local file system.",
+        ),
+        click.option(
+            "--containerd-socket",
+            default="",
+            metavar="SOCKET",
+            help="Keep content in containerd, as images that the kubelet collects; default: in --state.",
+        ),
+        click.option(
+            "--containerd-namespace",
+            default="k8s.io",
+            show_default=True,
+            help="With --containerd-socket: the kubelet's namespace there.",
+        ),
+        click.option(
+            "--containerd-snapshotter",
+            default="overlayfs",
+            show_default=True,
+            help="With --containerd-socket: overlayfs or native; that of the node's containers.",
+        ),
+        click.option(
+            "--containerd-state",
+            default="/run/unlade",
+            show_default=True,
+            metavar="DIR",
+            help="With --containerd-socket: for locks; the --state of `unlade node serve` if it runs, too.",
         ),
         click.option(
             "--node-name",
@@ -153,7 +179,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(short_help="Serve volumes to the kubelet, without containerd.")
+@click.command(short_help="Serve volumes to the kubelet, with or without containerd.")
 @_options
 @click.option(
     "--provision/--no-provision",
@@ -207,6 +233,7 @@ def csi(
     Examples:
       unlade node csi
       unlade node csi --force-pull-policy always --listen 0.0.0.0:9754
+      unlade node csi --containerd-socket /run/containerd/containerd.sock
     """
     try:
         from unlade.controllers.health import HealthServer
@@ -349,7 +376,13 @@ def beside_options(command: Callable[..., None]) -> Callable[..., None]:
             default="/var/lib/unlade",
             show_default=True,
             metavar="DIR",
-            help="With --csi: the volumes' store and records.",
+            help="With --csi: the records of volumes.",
+        ),
+        click.option(
+            "--csi-containerd/--no-csi-containerd",
+            default=True,
+            show_default=True,
+            help="With --csi: keep volumes' content in containerd, or in --csi-state.",
         ),
         click.option(
             "--csi-socket",
@@ -381,17 +414,23 @@ def beside(
     config: NodeConfig,
     *,
     csi_state: str,
+    csi_containerd: bool,
     csi_socket: str,
     csi_registration: str,
     node_name: str,
 ) -> CsiService:
-    """The driver that shares a process, its settings and its numbers with the image service."""
+    """The driver that shares a process, its settings, its numbers and containerd with the image service."""
     import socket as sockets
 
     from unlade.csi.credentials import NodeCredentials
     from unlade.csi.observed import Metrics
-    from unlade.csi.service import CsiConfig, CsiService
+    from unlade.csi.service import CsiConfig, CsiService, Shared
     from unlade.csi.volumes import Rules
+
+    def shared() -> Shared:
+        assert service.artifacts is not None
+        handler = service.artifacts.handlers.resolve("")
+        return Shared(service.artifacts.containerd, handler.snapshotter)
 
     settings = CsiConfig(
         socket=csi_socket,
@@ -403,7 +442,8 @@ def beside(
         registry=config.registry,
         credentials=NodeCredentials(node=config.credentials),
     )
-    return CsiService(settings, metrics=Metrics(service.metrics.registry))
+    metrics = Metrics(service.metrics.registry)
+    return CsiService(settings, metrics=metrics, shared=shared if csi_containerd else None)
 
 
 def config_of(
@@ -412,6 +452,10 @@ def config_of(
     socket: str,
     registration: str,
     state: str,
+    containerd_socket: str,
+    containerd_namespace: str,
+    containerd_snapshotter: str,
+    containerd_state: str,
     node_name: str,
     parallel_pulls: int,
     forced: str | None,
@@ -428,12 +472,18 @@ def config_of(
     import socket as sockets
 
     from unlade.csi.credentials import NodeCredentials
-    from unlade.csi.service import CsiConfig
+    from unlade.csi.service import CsiConfig, InContainerd
     from unlade.csi.volumes import Rules
     from unlade.registry import DockerConfigCredentials, KubeletProviderCredentials, RegistryConfig
 
     system = RegistryConfig.system()
     providers = KubeletProviderCredentials(provider_config, provider_dir) if provider_config else None
+    containerd = InContainerd(
+        address=containerd_socket,
+        namespace=containerd_namespace,
+        snapshotter=containerd_snapshotter,
+        state=Path(containerd_state),
+    )
     return CsiConfig(
         socket=socket,
         registration=registration,
@@ -441,6 +491,7 @@ def config_of(
         node_id=node_name or sockets.gethostname(),
         parallel_pulls=parallel_pulls,
         writable=writable,
+        containerd=containerd if containerd_socket else None,
         gc_high=gc_high,
         gc_low=gc_low,
         rules=Rules(

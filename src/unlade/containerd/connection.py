@@ -10,6 +10,7 @@ one containerd must name the same one. It holds nothing worth keeping; a reboot 
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 import uuid
@@ -122,6 +123,12 @@ class Containerd:
         """Close the channel; leases of this process are then dead for `recover`. Idempotent."""
         self._channel.close()
         self.owner.close()
+
+    def patient(self, seconds: float) -> Containerd:
+        """The same connection with other patience; it lives as long as this one, which the caller closes."""
+        other = copy.copy(self)
+        other.patience = seconds
+        return other
 
     def version(self, *, deadline: Deadline | None = None) -> str:
         """containerd's version; waits for it, then raises ContainerdUnavailable."""

@@ -1,7 +1,8 @@
 """Leases in containerd: what keeps content and snapshots alive until a record does.
 
 A lease has containerd's expiry label, and a label that names a file which its owner keeps locked: that is
-how `end_dead` knows, after a crash or a reboot, which leases nobody will ever release. `hold` adds before it
+how `end_dead` knows, after a crash or a reboot, which leases nobody will ever release. A lease that was
+`keep`t has neither: its name is the caller's, and it stays until the caller ends it. `hold` adds before it
 looks: once the resource is on the lease, no collection takes it, so a look that finds it is true from then
 on. containerd cannot change a lease, so `renew` moves its resources to a new one.
 """
@@ -150,6 +151,29 @@ def holders(containerd: Containerd, *, kind: str, resource: str) -> list[str]:
         if not labels.has_expired(dict(lease.labels), now)
         and any(held.type == kind and held.id == resource for held in _resources(containerd, lease.id))
     ]
+
+
+def keep(containerd: Containerd, lease_id: str, purpose: str) -> bool:
+    """A lease by a chosen name that outlives this process and reboots, until `end`; False: it was there."""
+    request = leases_pb2.CreateRequest(id=lease_id, labels={labels.PURPOSE: purpose[:200]})
+    try:
+        containerd.call(_CREATE, request, "make a lease")
+    except Exists:
+        return False
+    failpoints.reach("containerd.lease.kept")
+    return True
+
+
+def kept(containerd: Containerd, prefix: str) -> list[str]:
+    """The names of the leases that begin like this."""
+    found = containerd.call(_LIST, leases_pb2.ListRequest(), "list leases").leases
+    return sorted(lease.id for lease in found if lease.id.startswith(prefix))
+
+
+def end(containerd: Containerd, lease_id: str) -> None:
+    """End a lease by its name; idempotent. What only it held goes with containerd's next collection."""
+    _end(containerd, lease_id, sync=False)
+    failpoints.reach("containerd.lease.ended")
 
 
 def end_dead(containerd: Containerd, *, dry_run: bool = False) -> list[str]:

@@ -70,6 +70,8 @@ class NodeService:
         self._upstream: Upstream | None = None
         self.metrics = Metrics()
         self.pulls = Pulls(self.metrics)
+        # From `start` on, for whoever shares the process and with it containerd.
+        self.artifacts: Artifacts | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -121,6 +123,7 @@ class NodeService:
         registry = parts.enter_context(Registry(config.registry, config.credentials))
         everywhere = config.everywhere(handlers)
         artifacts = parts.enter_context(Artifacts(containerd, registry, handlers, everywhere=everywhere))
+        self.artifacts = artifacts
         held = OrdinaryImages(containerd, handlers.default)
         remember(containerd, handlers)
         held.settle()

@@ -16,9 +16,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Final
 
+from unlade.csi.holding import Holder
 from unlade.csi.observed import Metrics
 from unlade.csi.statuses import Busy
 from unlade.delivery import Delivered, Engine, Found, Request
@@ -26,7 +27,6 @@ from unlade.errors import DeadlineExceeded, UnladeError
 from unlade.model import Deadline, Digest
 from unlade.planning import Plan
 from unlade.transfer import ProgressEvent
-from unlade.tree import DirTrees
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ _ANSWER_SHARE: Final = 0.1
 _ANSWER_MOST: Final = 2.0
 
 Alive = Callable[[], bool]
-# Around a fetch of so many bytes: makes room on the disk first, or refuses.
-Room = Callable[[int], AbstractContextManager[None]]
 
 
 class StillFetching(DeadlineExceeded):
@@ -88,16 +86,14 @@ class Fetches:
 
     def __init__(
         self,
-        trees: DirTrees,
+        holder: Holder,
         metrics: Metrics,
         *,
         parallel: int,
         waiting: int = WAITING,
-        room: Room = lambda _: nullcontext(),
     ) -> None:
-        self._room = room
         self.capacity = parallel + waiting
-        self._trees = trees
+        self._holder = holder
         self._metrics = metrics
         self._turns = threading.Semaphore(parallel)
         self._lock = threading.Lock()
@@ -157,17 +153,20 @@ class Fetches:
 
     def fetch(self, engine: Engine, request: Request, job: Job) -> Delivered:
         """Deliver a request as a job: in its turn if it has to fetch, at once if not."""
+        self._holder.forget_lost(request)
         plan, found = engine.plan(request, deadline=job.deadline)
         job.total = sum(step.layer.size for step in plan.active())
         key = engine.tree_key(plan)
         while True:
             # In this order: a tree is there a moment before the record that says where it came from, and
             # without that record every repository would have to prove that it has the content, too (V5).
-            there = self._trees.find(key) is not None
+            there = self._holder.trees.find(key) is not None
             if self._led(key, job.deadline):
                 continue
             if there:
-                return engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)
+                return self._holder.deliver(
+                    engine, plan, found, request, deadline=job.deadline, progress=job.watch
+                )
             with self._leading_for(key) as first:
                 if first:
                     return self._lead(engine, plan, found, request, job)
@@ -178,8 +177,10 @@ class Fetches:
         began = time.monotonic()
         with self._turn(job.deadline):
             self._metrics.waits.observe(time.monotonic() - began)
-            with self._room(job.total):
-                delivered = engine.carry_out(plan, found, request, deadline=job.deadline, progress=job.watch)
+            with self._holder.room(job.total):
+                delivered = self._holder.deliver(
+                    engine, plan, found, request, deadline=job.deadline, progress=job.watch
+                )
         self._metrics.fetched.inc(job.total)
         return delivered
 

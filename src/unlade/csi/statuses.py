@@ -75,6 +75,9 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     "overtaken": grpc.StatusCode.ABORTED,
     "already-published": grpc.StatusCode.ALREADY_EXISTS,
     "not-served": grpc.StatusCode.FAILED_PRECONDITION,
+    "containerd-unavailable": grpc.StatusCode.UNAVAILABLE,
+    "containerd-invisible": grpc.StatusCode.FAILED_PRECONDITION,
+    "snapshotter-unsupported": grpc.StatusCode.FAILED_PRECONDITION,
 }
 # Most specific first: the first class that an error is an instance of decides.
 STATUSES: Final[tuple[tuple[type[UnladeError], grpc.StatusCode], ...]] = (

@@ -1,13 +1,13 @@
 """Inline volumes: from a pod's attributes to a read-only directory in the pod, and back.
 
 Publishing, in this order, each step safe to be the last before a crash: the tree is in the store; a lease
-that outlives the process holds it; the record is written and synced (a lease that a power loss forgot is
-made again from it); the target is made; the mount is put there by one call. Unpublishing goes the other way.
-So what is mounted is on record, what is on record is held, and whatever a crash leaves, the kubelet's next
-call (or `recover`) ends in one of the two states.
+that outlives the process holds it (`holding`); the record is written and synced (a lease that a power loss
+forgot is made again from it); the target is made; the mount is put there by one call. Unpublishing goes the
+other way. So what is mounted is on record, what is on record is held, and whatever a crash leaves, the
+kubelet's next call (or `recover`) ends in one of the two states.
 
 What a pod sees is decided once: a publish that finds its record mounts the recorded digests, whatever the
-tags mean by now. The store is a directory of this node; containerd is not needed.
+tags mean by now.
 
 Cost of a publish whose content is here: no request to the registry when the policy and a remembered grant
 allow it, one synced file, and a mount: a few milliseconds.
@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -27,7 +27,8 @@ from typing import Final, Literal, cast
 from unlade.csi import attributes
 from unlade.csi.attributes import Wanted
 from unlade.csi.credentials import NodeCredentials
-from unlade.csi.fetching import Alive, Fetches, Room
+from unlade.csi.fetching import Alive, Fetches
+from unlade.csi.holding import Holder
 from unlade.csi.observed import Metrics
 from unlade.csi.pods import NoEvents, Pod, PodEvents
 from unlade.csi.records import Record, Records, Source, key_of
@@ -39,16 +40,12 @@ from unlade.model import Digest, Platform, Reference
 from unlade.mount import MountOptions, is_mount_point, mount_layers, unpublish
 from unlade.registry import CredentialSource, Registry
 from unlade.registry.keyed import KeyedLocks
-from unlade.store import DirStore
-from unlade.store.leases import DirLease
-from unlade.tree import DirTrees, Tree
+from unlade.tree import Tree
 
 _log = logging.getLogger(__name__)
 
 # Leases of volumes, by name: `recover` ends those that no record stands behind.
 _LEASE: Final = "csi:"
-# A volume lives as long as its pod; the lease ends when it is unpublished, not by time.
-_FOR_EVER: Final = 100 * 365 * 86400.0
 # Between the fetch and the lease a collection may take a tree that no record names; not often in a row.
 _TRIES: Final = 3
 
@@ -92,13 +89,16 @@ class Rules:
 
 
 class Inline:
-    """The inline volumes of one node; thread-safe. The engine, registry and store belong to the caller."""
+    """The inline volumes of one node; thread-safe. The engine, registry and holder belong to the caller.
+
+    The engine's trees are the holder's.
+    """
 
     def __init__(
         self,
         engine: Engine,
         registry: Registry,
-        store: DirStore,
+        holder: Holder,
         state: Path,
         *,
         credentials: NodeCredentials,
@@ -106,12 +106,10 @@ class Inline:
         events: PodEvents | None = None,
         rules: Rules | None = None,
         parallel: int = 8,
-        room: Room = lambda _: nullcontext(),
     ) -> None:
         self._engine = engine
         self._registry = registry
-        self._store = store
-        self._trees = DirTrees(store)
+        self._holder = holder
         self._records = Records(state / "volumes")
         self._empty = state / "empty"
         self._empty.mkdir(mode=0o755, exist_ok=True)
@@ -119,7 +117,7 @@ class Inline:
         self._events = events or NoEvents()
         self._metrics = metrics
         self._rules = rules or Rules()
-        self._fetches = Fetches(self._trees, metrics, parallel=parallel, room=room)
+        self._fetches = Fetches(holder, metrics, parallel=parallel)
         self._alone = KeyedLocks()
         self._flights = _Flights()
         metrics.watch_volumes(lambda: len(self._records.all()))
@@ -176,7 +174,7 @@ class Inline:
         problem = ""
         if not is_mount_point(path):
             problem = "nothing is mounted: delete the pod, its successor mounts the volume again"
-        elif self._trees.find(Digest.parse(record.tree)) is None:
+        elif self._is_lost(Digest.parse(record.tree)):
             problem = "its content is gone from the node's store: delete the pod, its successor fetches it"
         return Stats(record.size, record.entries, problem)
 
@@ -197,14 +195,14 @@ class Inline:
                 if not is_mount_point(record.target) and not os.path.isdir(os.path.dirname(record.target)):
                     self._records.drop(key)
                     dropped.append(key)
-        for lease in self._store.leases.all():
-            key = lease.id.removeprefix(_LEASE)
-            if key == lease.id:
+        for name in sorted(self._holder.held()):
+            key = name.removeprefix(_LEASE)
+            if key == name:
                 continue
             # A publish holds and records under the same lock: no lease of one under way is seen here.
             with self._alone.held(key):
                 if self._records.get(key) is None:
-                    DirLease(self._store.database, lease.id).release()
+                    self._holder.release(name)
                     released.append(key)
         return Tidied(tuple(dropped), tuple(released))
 
@@ -288,7 +286,7 @@ class Inline:
         unpublish(target)
         failpoints.reach("csi.unpublish.unmounted")
         self._records.drop(key)
-        DirLease(self._store.database, _LEASE + key).release()
+        self._holder.release(_LEASE + key)
         failpoints.reach("csi.unpublish.released")
 
     def _mount(self, tree: Tree, record: Record) -> None:
@@ -300,9 +298,16 @@ class Inline:
 
     def _hold(self, key: str, tree: Digest, pod: str) -> Tree | None:
         """Hold a tree for a volume, over crashes and reboots; None when it is not in the store."""
-        if not self._store.leases.pin(_LEASE + key, f"volume of {pod}", tree, ttl=_FOR_EVER):
-            return None
-        return self._trees.find(tree)
+        return self._holder.hold(_LEASE + key, f"volume of {pod}", tree)
+
+    def _is_lost(self, tree: Digest) -> bool:
+        """Whether a tree is known not to be there; a store that is away for now says nothing."""
+        try:
+            return self._holder.find(tree) is None
+        except StoreError as error:
+            if error.retryable:
+                return False
+            raise
 
 
 class _Flight:

@@ -57,10 +57,10 @@ class Engine:
     """Delivers; thread-safe. A context manager, or call `close`.
 
     Without a store only directories and streams can be delivered. `trees` are kept elsewhere than in the
-    store, such as in containerd; without a store, they are delivered under a lease of the caller's
-    (`AsTree`). The registry, the store and the trees belong to the caller, the workers to the engine, also
-    those that a caller started early. Without `setid`, layer trees lose set-id bits and file capabilities:
-    for mounts that others bind again without nosuid.
+    store, such as in containerd; they are delivered under a lease of the caller's (`AsTree`), and a store
+    beside them has records and grants alone. The registry, the store and the trees belong to the caller, the
+    workers to the engine, also those that a caller started early. Without `setid`, layer trees lose set-id
+    bits and file capabilities: for mounts that others bind again without nosuid.
     """
 
     def __init__(
@@ -179,16 +179,18 @@ class Engine:
             return self._directory(plan, found, request, destination, context)
         if isinstance(destination, TarStream):
             return self._tar(plan, found, request, destination, context)
-        if isinstance(destination, AsTree) and destination.lease is not None:
-            tree, cached = self._tree(plan, found, request, destination.lease, context)
+        held = destination.lease if isinstance(destination, AsTree) else None
+        if held is not None and self._store is None:
+            tree, cached = self._tree(plan, found, request, held, held, context)
             return _as_tree(plan, found, tree, cached=cached)
         store = self._need_store()
         with store.lease(f"deliver {plan.reference}"[:200]) as lease:
             if isinstance(destination, InStore):
                 return self._in_store(plan, found[0], request, lease, context)
-            tree, cached = self._tree(plan, found, request, lease, context)
+            tree, cached = self._tree(plan, found, request, lease, held or lease, context)
             if request.reauthorize:
-                self._entitle(plan, found, context)
+                known = destination.origins if isinstance(destination, AsTree) else ()
+                self._entitle(plan, found, context, known)
             for one in found:
                 self._record(
                     one,
@@ -320,7 +322,9 @@ class Engine:
             tell("done", blob.size)
             return True
 
-    def _entitle(self, plan: Plan, found: Sequence[Found], context: Context) -> None:
+    def _entitle(
+        self, plan: Plan, found: Sequence[Found], context: Context, known: Sequence[Reference] = ()
+    ) -> None:
         """What was here already goes to those who could have fetched it (V5); see `possession`."""
         from unlade.delivery.possession import prove, unproved
 
@@ -328,27 +332,34 @@ class Engine:
             return
         key, manifests = self.tree_key(plan), {one.descriptor.digest for one in found}
         records = self._need_store().images.sharing(key, manifests)
-        origins = [Reference.parse(record.reference) for record in records]
+        origins = [*known, *(Reference.parse(record.reference) for record in records)]
         names = {origin.name for origin in origins}
         if all(one.reference.name in names for one in found):
             return
         prove(self._fetcher, plan, context, believed={origin.registry for origin in origins})
 
     def _tree(
-        self, plan: Plan, found: Sequence[Found], request: Request, lease: Lease, context: Context
+        self,
+        plan: Plan,
+        found: Sequence[Found],
+        request: Request,
+        lease: Lease,
+        held: Lease,
+        context: Context,
     ) -> tuple[Tree, bool]:
+        """The tree, `held` where the trees are; `lease` is the store's, for blobs."""
         trees = self._trees if self._trees is not None else _trees_of(self._need_store())
         key = self.tree_key(plan)
-        tree = trees.find(key, lease=lease)
+        tree = trees.find(key, lease=held)
         cached = tree is not None
         if request.keep_blobs:
             # The record will say that every blob is there: the config too, and also when the tree was.
             for one in found:
                 self._ingest_all([one.manifest.config, *one.manifest.layers], one, lease, context)
         if tree is None:
-            with trees.stage(key, lease=lease, deadline=context.deadline) as staging:
+            with trees.stage(key, lease=held, deadline=context.deadline) as staging:
                 cached = staging.existing is not None
-                tree = staging.existing or self._make_tree(staging, plan, found, lease, context)
+                tree = staging.existing or self._make_tree(staging, plan, found, held, context)
         return tree, cached
 
     def _make_tree(
@@ -418,8 +429,15 @@ class Engine:
                 platform=found.platform,
                 tree=tree,
                 content=content,
-            )
+            ),
+            elsewhere=not self._keeps_trees(),
         )
+
+    def _keeps_trees(self) -> bool:
+        """Whether the trees are the store's own."""
+        from unlade.tree import DirTrees
+
+        return isinstance(self._trees, DirTrees)
 
     def _diffs(self, plan: Plan, found: Sequence[Found], context: Context) -> list[list[DiffID | None]]:
         """The diff IDs of each source's layers; empty where it is no image."""
@@ -457,10 +475,8 @@ class Engine:
 
     def _stackable(self, plan: Plan) -> bool:
         """Whether overlay can show it: one image, whole, with layers, and an owner who may make whiteouts."""
-        from unlade.tree import DirTrees
-
         return (
-            isinstance(self._trees, DirTrees)
+            self._keeps_trees()
             and len(plan.sources) == 1
             and plan.kind == "image"
             and not plan.sources[0].only

@@ -57,10 +57,13 @@ class InStore:
 class AsTree:
     """A shared, read-only tree.
 
-    With a lease of the caller's, the tree is held by it and recording it is the caller's business.
+    With a lease of the caller's, the tree is held by it; an engine without a store of its own then leaves
+    recording it to the caller. `origins` are references that are known to have supplied this very tree,
+    beside those that the engine's store knows (V5).
     """
 
     lease: Lease | None = None
+    origins: tuple[Reference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from unlade.kernel import failpoints
 from unlade.model import Deadline, Digest
 from unlade.store.content import BlobInfo
 from unlade.store.failure import explaining
-from unlade.store.images import ImageRecord, drop, image_name, missing_below
+from unlade.store.images import ImageRecord, drop, image_name, keeps, missing_below
 from unlade.store.layout import file_name
 from unlade.store.removal import blob_lock, forget, tree_lock
 
@@ -72,7 +72,8 @@ def check_records(store: DirStore, *, repair: bool) -> Iterator[Problem]:
             content_gone = (
                 missing_below(connection, f"b:{record.manifest.digest}") if record.content else None
             )
-            tree_gone = missing_below(connection, f"t:{record.tree}") if record.tree else None
+            tree = f"t:{record.tree}" if record.tree else ""
+            tree_gone = missing_below(connection, tree) if tree and keeps(connection, record, tree) else None
         missing = content_gone or tree_gone
         if missing and store.images.get(record.reference, record.handler) == record:
             if repair:

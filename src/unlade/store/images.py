@@ -71,18 +71,19 @@ class Images:
         self._layout = layout
         self._locks = locks
 
-    def put(self, record: ImageRecord) -> ImageRecord:
+    def put(self, record: ImageRecord, *, elsewhere: bool = False) -> ImageRecord:
         """Write a record, durable on return; raises IncompleteContent when something it names is missing.
 
         A record of the same manifest is joined with the one that is there: it keeps its blobs and,
-        when the new one has none, its tree. Any other is replaced.
+        when the new one has none, its tree. Any other is replaced. `elsewhere`: its tree is in another
+        store, such as containerd's, and this record does not keep it: whoever reads it looks there.
         """
         now = time.time()
         with self._database.write() as connection:
             before = _get(connection, record.reference, record.handler)
             if before and before.manifest.digest == record.manifest.digest:
                 record = _joined(record, before)
-            kept, whole_index = _check(connection, record)
+            kept, whole_index = _check(connection, record, elsewhere=elsewhere)
             record = replace(record, created=before.created if before else now, used=now)
             node = image_name(record.reference, record.handler)
             connection.execute("DELETE FROM edges WHERE parent = ?", (node,))
@@ -243,6 +244,13 @@ def drop(connection: Connection, reference: str, handler: str) -> None:
     connection.execute("DELETE FROM edges WHERE parent = ?", (image_name(reference, handler),))
 
 
+def keeps(connection: Connection, record: ImageRecord, name: str) -> bool:
+    """Whether the record keeps an object of this store alive; not so for a tree that is elsewhere."""
+    node = image_name(record.reference, record.handler)
+    query = "SELECT 1 FROM edges WHERE parent = ? AND child = ?"
+    return connection.execute(query, (node, name)).fetchone() is not None
+
+
 def missing_below(connection: Connection, name: str) -> str | None:
     """Something that an object needs, itself included, and that is not in the store; None when whole."""
     row = connection.execute(
@@ -254,7 +262,7 @@ def missing_below(connection: Connection, name: str) -> str | None:
     return row[0] if row else None
 
 
-def _check(connection: Connection, record: ImageRecord) -> tuple[list[str], bool]:
+def _check(connection: Connection, record: ImageRecord, *, elsewhere: bool) -> tuple[list[str], bool]:
     """What the record keeps alive, and whether its index is whole; raises IncompleteContent."""
     if not record.content and record.tree is None:
         raise IncompleteContent(
@@ -265,7 +273,7 @@ def _check(connection: Connection, record: ImageRecord) -> tuple[list[str], bool
         missing = missing_below(connection, f"b:{record.manifest.digest}")
         if missing:
             raise _incomplete(record, missing)
-    if record.tree is not None:
+    if record.tree is not None and not elsewhere:
         missing = missing_below(connection, f"t:{record.tree}")
         if missing:
             raise _incomplete(record, missing)

@@ -3,6 +3,8 @@ store, and no containerd socket given to the driver."""
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,10 @@ import pytest
 
 from rig.cluster import Rig
 from rig.kube import Json, until
-from unlade.csi.service import CsiConfig, CsiService
+from tests.fakes.driver import Driver
+from tests.fakes.registry import FakeRegistry
+from tests.rig.containerd.daemon import Daemon
+from unlade.csi.service import CsiConfig, CsiService, InContainerd
 from unlade.registry import RegistryConfig
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "csi"
@@ -61,3 +66,27 @@ def service(cluster: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with CsiService(csi_config(cluster, state)) as made:
         wait_registered(cluster)
         yield made
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    # A short path: shims' sockets are limited to some hundred characters.
+    with tempfile.TemporaryDirectory(prefix="csi-", ignore_cleanup_errors=True) as base:
+        running = Daemon(Path(base))
+        try:
+            yield running
+        finally:
+            running.close()
+
+
+@pytest.fixture
+def contained(daemon: Daemon, tmp_path: Path) -> InContainerd:
+    """A namespace of a test's own."""
+    namespace = f"test-{secrets.token_hex(4)}"
+    return InContainerd(address=daemon.address, namespace=namespace, state=tmp_path / "locks")
+
+
+@pytest.fixture
+def driver(tmp_path: Path, fake: FakeRegistry, contained: InContainerd) -> Iterator[Driver]:
+    with Driver(tmp_path, fake, containerd=contained) as running:
+        yield running

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unlade.csi.credentials import NodeCredentials
+from unlade.csi.holding import DirHolder
 from unlade.csi.observed import Metrics
 from unlade.csi.volumes import Inline, Publish
 from unlade.delivery import Engine
@@ -30,7 +31,12 @@ def volumes(base: Path, host: str) -> Iterator[tuple[Inline, DirStore]]:
     ):
         (base / "csi").mkdir(exist_ok=True)
         inline = Inline(
-            engine, registry, store, base / "csi", credentials=NodeCredentials(), metrics=Metrics()
+            engine,
+            registry,
+            DirHolder(store),
+            base / "csi",
+            credentials=NodeCredentials(),
+            metrics=Metrics(),
         )
         inline.recover()
         inline.tidy()

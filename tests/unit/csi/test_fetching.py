@@ -10,19 +10,19 @@ import pytest
 
 from unlade.csi import fetching
 from unlade.csi.fetching import Fetches, Job, StillFetching
+from unlade.csi.holding import Holder
 from unlade.csi.observed import Metrics
 from unlade.csi.statuses import Busy
 from unlade.delivery import Delivered
 from unlade.errors import DeadlineExceeded, StoreError
 from unlade.model import Digest
 from unlade.transfer import ProgressEvent
-from unlade.tree import DirTrees
 
 DONE = cast("Delivered", object())
 
 
 def fetches(**options: Any) -> Fetches:
-    return Fetches(cast("DirTrees", None), Metrics(), **{"parallel": 2, **options})
+    return Fetches(cast("Holder", None), Metrics(), **{"parallel": 2, **options})
 
 
 def ask(made: Fetches, key: str, work: Any, seconds: float | None = 10.0) -> Delivered:

@@ -2,9 +2,9 @@
 
 Parameters have the names of inline volumes' attributes and come from a storage class, an `OCISource` or a
 claim's annotations. `StoreSeeds` has them delivered as a tree of the node's store and holds the tree by a
-lease named after the volume: without an owner process and without an end, so it survives restarts, and
-durable before the volume's record says that it is ready. The tree below a volume is never replaced: a tag
-that moves changes what the next volume starts with.
+lease named after the volume (`csi.holding`): without an end, so it survives restarts, and durable before the
+volume's record says that it is ready. The tree below a volume is never replaced: a tag that moves changes
+what the next volume starts with.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unlade.csi.attributes import InvalidAttribute, Wanted, parse
+from unlade.csi.holding import Holder
 from unlade.delivery import AsTree, Engine, PullPolicy, Request
 from unlade.errors import InvalidInput, StoreError
 from unlade.model import Deadline, Digest, Platform, Reference
 from unlade.registry import CredentialSource, Registry
-from unlade.store import DirStore, NotInStore
-from unlade.store.leases import DirLease
-from unlade.tree import DirTrees
+from unlade.store import NotInStore
 
 _LEASE_PREFIX: Final = "writable:"
-# A lease must have an end; a hundred years is no end.
-_FOR_EVER: Final = 100 * 365 * 86400.0
 # The collector can come between a delivery's own lease and ours, once in a very long while.
 _TRIES: Final = 5
 
@@ -51,7 +48,7 @@ class Planted:
 
 
 class StoreSeeds:
-    """Seeds from a directory store; thread-safe. The engine and the store belong to the caller.
+    """Seeds from a node's store; thread-safe. The engine and the holder belong to the caller.
 
     `connect` makes a registry client with credentials of a claim's own; the node's own are the engine's.
     `forced_pull` and `handlers` are the administrator's, as for inline volumes.
@@ -60,15 +57,14 @@ class StoreSeeds:
     def __init__(
         self,
         engine: Engine,
-        store: DirStore,
+        holder: Holder,
         *,
         connect: Callable[[CredentialSource], Registry] | None = None,
         forced_pull: PullPolicy | None = None,
         handlers: Mapping[str, Platform] | None = None,
     ) -> None:
         self._engine = engine
-        self._store = store
-        self._trees = DirTrees(store)
+        self._holder = holder
         self._connect = connect
         self._forced_pull = forced_pull
         self._handlers = handlers or {}
@@ -103,7 +99,9 @@ class StoreSeeds:
                 reauthorize=True,
             )
             for _ in range(_TRIES):
-                done = engine.deliver(request, deadline=deadline)
+                self._holder.forget_lost(request)
+                plan, found = engine.plan(request, deadline=deadline)
+                done = self._holder.deliver(engine, plan, found, request, deadline=deadline)
                 assert done.tree is not None
                 if self._hold(owner, done.tree):
                     digests = tuple(str(one.reference.with_digest(one.digest)) for one in done.resolved)
@@ -129,28 +127,23 @@ class StoreSeeds:
 
     def layers(self, tree: str) -> tuple[str, ...]:
         """The directories of a held tree, lowest first; raises NotInStore."""
-        found = self._trees.find(Digest.parse(tree))
+        found = self._holder.find(Digest.parse(tree))
         if found is None:
             raise _missing(tree)
         return tuple(str(layer) for layer in found.layers)
 
     def release(self, owner: str) -> None:
         """Let go of whatever this owner holds; idempotent."""
-        DirLease(self._store.database, _LEASE_PREFIX + owner).release()
+        self._holder.release(_LEASE_PREFIX + owner)
 
     def owners(self) -> set[str]:
         """Every owner that holds something."""
-        prefixed = (lease.id for lease in self._store.leases.all() if lease.id.startswith(_LEASE_PREFIX))
-        return {lease_id.removeprefix(_LEASE_PREFIX) for lease_id in prefixed}
+        prefixed = (name for name in self._holder.held() if name.startswith(_LEASE_PREFIX))
+        return {name.removeprefix(_LEASE_PREFIX) for name in prefixed}
 
     def _hold(self, owner: str, tree: Digest) -> bool:
-        lease_id, purpose = _LEASE_PREFIX + owner, f"writable volume {owner}"
-        lease = self._store.leases.keep(lease_id, purpose, ttl=_FOR_EVER)
-        if not lease.hold_tree(tree):
-            return False
-        # Holding is not synced of itself; a synced transaction after it carries it to the disk.
-        self._store.leases.keep(lease_id, purpose, ttl=_FOR_EVER)
-        return True
+        name, purpose = _LEASE_PREFIX + owner, f"writable volume {owner}"
+        return self._holder.hold(name, purpose, tree, durable=True) is not None
 
 
 def largest_file(layers: tuple[str, ...]) -> int:

@@ -358,15 +358,19 @@ class Writable:
                 except UnladeError as error:
                     # One volume that cannot be put right must not keep the others from their pods.
                     log.error("%s: %s; next: %s", home.name, error, error.next_step or "see the log")
+        self.tidy()
+        for name in os.listdir(self.root / _LOCKS):
+            # A killed holder leaves the empty file of its lock; whoever lets go of it removes it.
+            with self._locks.try_hold(name):
+                pass
+
+    def tidy(self) -> None:
+        """Let go of trees that no volume or snapshot is behind any more."""
         for owner in self._seeds.owners():
             if is_writable(owner) or is_snapshot(owner):
                 with self._locks.hold(owner):
                     if not self._home(owner).exists():
                         self._seeds.release(owner)
-        for name in os.listdir(self.root / _LOCKS):
-            # A killed holder leaves the empty file of its lock; whoever lets go of it removes it.
-            with self._locks.try_hold(name):
-                pass
 
     def _recover_snapshot(self, home: Path) -> None:
         snapshot = records.read_snapshot(home)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fakes.registry import FakeRegistry
+from unlade.csi.holding import DirHolder
 from unlade.csi.writable import StoreSeeds, Writable
 from unlade.delivery import Engine, PullPolicy
 from unlade.model.mediatypes import ANNOTATION_TITLE
@@ -45,7 +46,7 @@ def node(base: Path, host: str, *, forced_pull: PullPolicy | None = None) -> Ite
         DirStore(base / "store") as store,
         Engine(registry, store, jobs=2) as engine,
     ):
-        seeds = StoreSeeds(engine, store, forced_pull=forced_pull)
+        seeds = StoreSeeds(engine, DirHolder(store), forced_pull=forced_pull)
         writable = Writable(base / "csi" / "writable", seeds, keep_free=0.0)
         yield Node(base, store, writable, {"reference": f"{host}/models/tiny:v1"})
 

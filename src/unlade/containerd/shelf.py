@@ -1,0 +1,93 @@
+"""Trees on a shelf: content that no pod's `image:` names, kept in containerd as images without a name.
+
+A tree that nobody holds is garbage to containerd. So each tree that is worth keeping for the next volume gets
+what an artifact gets: a synthetic image whose record by ID leads to it (`ledger`), with one tuple for each
+reference that it was made from. No name leads there: an ordinary image, or a merge of several references,
+must never be what a pod's `image:` resolves to. The kubelet sees an image that no container uses, and removes
+it when the disk fills, as it does with every other; the image service sees a tree that is here, and who
+supplied it (V5). Called by the CSI driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from unlade.containerd import labels, records
+from unlade.containerd.connection import Containerd
+from unlade.containerd.handlers import recall
+from unlade.containerd.ledger import Ledger
+from unlade.containerd.naming import diff_id
+from unlade.containerd.records import ImageTuple
+from unlade.containerd.synthetic import synthesize
+from unlade.delivery import Delivered, Found
+from unlade.model import Digest, Platform, Reference
+from unlade.store import Lease
+
+# Where no image service has noted the node's handlers: the name that containerd itself has for its default.
+_HANDLER: Final = "runc"
+# Tuples with options have no name; the tree's key among them keeps one volume's from moving another's.
+_OPTIONS: Final = "volume"
+_KEY_DIGITS: Final = 16
+
+
+class Shelf:
+    """The trees of one snapshotter that are kept for later; thread-safe."""
+
+    def __init__(self, containerd: Containerd, snapshotter: str) -> None:
+        self._containerd = containerd
+        self._snapshotter = snapshotter
+        self._host = Platform.host()
+        self._handler = ""
+
+    def origins(self, tree: Digest) -> tuple[Reference, ...]:
+        """The references that are known to have supplied this tree, to a volume or to the image service."""
+        image = self._ledger().by_id(self._id(tree))
+        return tuple(Reference.parse(name) for name in sorted(image.origins)) if image else ()
+
+    def put(self, found: Sequence[Found], done: Delivered, lease: Lease) -> None:
+        """Keep a delivered tree, which the lease holds, until its image is removed; idempotent."""
+        assert done.tree is not None
+        ledger = self._ledger()
+        tuples = self._tuples(found, done.tree)
+        image = ledger.by_id(self._id(done.tree))
+        if image is not None and ledger.is_complete(image, tuples):
+            return
+        diff = diff_id(self._containerd.salt(), done.tree)
+        ledger.write(
+            synthesize(done.tree, diff, size=done.size, host=self._host),
+            records.stamped(tuples),
+            snapshots={self._snapshotter: str(diff)},
+            facts={
+                labels.TREE: str(done.tree),
+                labels.FAMILY: done.plan.family,
+                labels.SIZE: str(done.size),
+                labels.ENTRIES: str(done.entries),
+            },
+            lease=lease,
+        )
+
+    def _ledger(self) -> Ledger:
+        if not self._handler:
+            noted = recall(self._containerd)
+            self._handler = noted.default if noted is not None else _HANDLER
+        return Ledger(self._containerd, self._handler)
+
+    def _id(self, tree: Digest) -> str:
+        """The ID of a tree's image; its size does not matter to it."""
+        return synthesize(tree, diff_id(self._containerd.salt(), tree), size=0, host=self._host).id
+
+    def _tuples(self, found: Sequence[Found], tree: Digest) -> list[ImageTuple]:
+        resolved = {records.record_name(one.reference): one.resolved for one in found}
+        return [
+            ImageTuple(
+                reference=name,
+                handler=self._handler,
+                options=f"{_OPTIONS} {tree.hex[:_KEY_DIGITS]}",
+                snapshotters=(self._snapshotter,),
+                manifest=str(one.digest),
+                index=str(one.index) if one.index else "",
+                platform=str(one.platform) if one.platform else "",
+            )
+            for name, one in resolved.items()
+        ]
