@@ -18,7 +18,7 @@ import socket
 import sys
 from typing import Final, NoReturn
 
-from unlade.kernel import confine, files
+from unlade.kernel import confine, files, memory
 from unlade.model.deadline import Deadline
 from unlade.unpack import wire, zstd
 from unlade.unpack.archive import unpack
@@ -30,6 +30,8 @@ _PREPARED: Final = (zstd,)
 # Beyond what the process has at its start: the largest zstd window, the belts, and the names that
 # Limits.max_noted_bytes allows, with Python's overhead for them.
 _MEMORY: Final = 384 << 20
+# Inflated blocks are a mebibyte, and a dozen are in flight.
+_BLOCKS: Final = (4 << 20, 32 << 20)
 _DESCRIPTORS: Final = 512  # the writer's open directories, a deep tree being removed, and a reserve
 
 _FILE_CAPABILITIES: Final = frozenset(
@@ -48,6 +50,7 @@ def serve(control: socket.socket) -> NoReturn:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     confine.no_new_privileges()
     confine.no_network()
+    memory.keep_freed(*_BLOCKS)
     children: dict[int, int] = {}  # pid -> job
     gc.freeze()  # what is imported stays: a child's collections need not write to pages it shares with us
     while True:
