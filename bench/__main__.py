@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import contenders, content, report, table, tools, works
+from bench import contenders, content, measure, report, table, tools, works
 from bench.registry import serving
 from rig.engines import cache
 
@@ -106,6 +106,7 @@ def run(key: str, setting: works.Setting, rounds: int) -> dict[str, Any]:
 def probe(work: works.Probe, home: Path, rounds: int) -> list[dict[str, float]]:
     """Its figures, once a round."""
     found = []
+    measure.spread(home)
     for number in range(rounds):
         place = home / f"probe-{number}"
         place.mkdir()

@@ -78,13 +78,14 @@ class Race:
         """
         costs: dict[str, list[measure.Cost]] = defaultdict(list)
         began = time.monotonic()
+        measure.spread(home)
         for number in range(rounds):
             order = [one for one in self.contenders if one.durable or number < least]
             if number % 2:
                 order.reverse()
             made: dict[tuple[bool, str], str] = {}
-            for contender in order:
-                place = home / "run"
+            for turn, contender in enumerate(order):
+                place = home / f"run-{number}-{turn}"
                 place.mkdir()
                 try:
                     cost, digest = contender.run(place)
