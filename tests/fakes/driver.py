@@ -12,6 +12,7 @@ The driver runs in this process behind its own sockets; `restart` makes a new on
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from unlade.containerd.images import ImageRecords
 from unlade.csi.api import csi_pb2 as api
 from unlade.csi.api import registration_pb2
 from unlade.csi.pods import PodEvents
-from unlade.csi.service import CsiConfig, CsiService, InContainerd
+from unlade.csi.service import CsiConfig, CsiService, InContainerd, Shared
 from unlade.mount import is_mount_point, unpublish
 from unlade.registry import RegistryConfig
 from unlade.store import collect
@@ -39,11 +40,17 @@ class Driver:
     """A context manager; every mount below its directory is gone afterwards."""
 
     def __init__(
-        self, directory: Path, *registries: FakeRegistry, events: PodEvents | None = None, **settings: Any
+        self,
+        directory: Path,
+        *registries: FakeRegistry,
+        events: PodEvents | None = None,
+        shared: Callable[[], Shared] | None = None,
+        **settings: Any,
     ) -> None:
         self.pods = directory / "pods"
         self.pods.mkdir(exist_ok=True)
         self._events = events
+        self._shared = shared
         self.config = CsiConfig(
             socket=str(directory / "csi.sock"),
             registration=str(directory / "reg.sock"),
@@ -54,7 +61,7 @@ class Driver:
             ),
             **settings,
         )
-        self.service = CsiService(self.config, events=events)
+        self.service = CsiService(self.config, events=events, shared=shared)
         self._channel: grpc.Channel | None = None
 
     def __enter__(self) -> Self:
@@ -70,7 +77,7 @@ class Driver:
     def start(self, **changes: Any) -> None:
         """A new driver on the same state, with settings changed."""
         self.config = replace(self.config, **changes)
-        self.service = CsiService(self.config, events=self._events)
+        self.service = CsiService(self.config, events=self._events, shared=self._shared)
         self.service.start()
         self.connect()
 

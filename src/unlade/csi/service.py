@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from unlade.containerd import Containerd
-from unlade.containerd.connection import DEFAULT_STATE
+from unlade.containerd.connection import DEFAULT_STATE, PATIENCE
 from unlade.containerd.handlers import DEFAULT_SNAPSHOTTER
 from unlade.csi import DRIVER_NAME
 from unlade.csi.contained import ContainerdHolder
@@ -60,10 +60,12 @@ class InContainerd:
     namespace: str = "k8s.io"
     snapshotter: str = DEFAULT_SNAPSHOTTER
     state: Path = DEFAULT_STATE
+    # How long a fetch waits for a containerd that is away.
+    patience: float = PATIENCE
 
     def connect(self) -> Containerd:
         """A connection of the caller's own; containerd need not be there yet."""
-        return Containerd(self.address, namespace=self.namespace, state=self.state)
+        return Containerd(self.address, namespace=self.namespace, state=self.state, patience=self.patience)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def daemon() -> Iterator[Daemon]:
 def contained(daemon: Daemon, tmp_path: Path) -> InContainerd:
     """A namespace of a test's own."""
     namespace = f"test-{secrets.token_hex(4)}"
-    return InContainerd(address=daemon.address, namespace=namespace, state=tmp_path / "locks")
+    return InContainerd(address=daemon.address, namespace=namespace, state=tmp_path / "locks", patience=3.0)
 
 
 @pytest.fixture
