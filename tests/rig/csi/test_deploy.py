@@ -6,7 +6,9 @@ image's name; all else is as shipped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,22 @@ def test_every_manifest_is_accepted(cluster: Rig) -> None:
     cluster.kubectl("apply", "-f", str(DEPLOY / "namespace.yaml"))
     for path in sorted(DEPLOY.glob("*.yaml")):
         cluster.kubectl("apply", "--validate=strict", "--dry-run=server", "-f", str(path))
+
+
+def test_the_option_for_containerd_is_accepted(cluster: Rig, tmp_path: Path) -> None:
+    """What the README's sed makes: one argument and three mounts more, each at the host's own path."""
+    plain = (DEPLOY / "daemonset.yaml").read_text()
+    told = tmp_path / "daemonset.yaml"
+    told.write_text(plain.replace("#containerd# ", ""))
+    cluster.kubectl("apply", "-f", str(DEPLOY / "namespace.yaml"))
+    answer = cluster.kubectl("apply", "--validate=strict", "--dry-run=server", "-o", "json", "-f", str(told))
+    spec = json.loads(answer)["spec"]["template"]["spec"]
+    (agent,) = spec["containers"]
+    assert "--containerd-socket=/run/containerd/containerd.sock" in agent["args"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert mounts == paths
+    assert {"/run/containerd", "/var/lib/containerd", "/run/unlade"} <= set(paths.values())
 
 
 @pytest.fixture(scope="module")
