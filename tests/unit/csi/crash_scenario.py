@@ -1,7 +1,8 @@
 """A short life of inline volumes that passes every durable step, to be killed at any of them.
 
-Run as a program: BASE HOST [trace]. It can be run again on what an earlier run left, and ends well with one
-volume published. What its pod sees is said on stdout (`saw CONTENT`): from then on it may not change.
+Run as a program: BASE HOST [trace] [containerd=SOCKET,NAMESPACE]. It can be run again on what an earlier run
+left, and ends well with one volume published. What its pod sees is said on stdout (`saw CONTENT`): from then
+on it may not change.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from unlade.csi.contained import ContainerdHolder
 from unlade.csi.credentials import NodeCredentials
-from unlade.csi.holding import DirHolder
+from unlade.csi.holding import DirHolder, Holder
 from unlade.csi.observed import Metrics
+from unlade.csi.service import InContainerd
 from unlade.csi.volumes import Inline, Publish
 from unlade.delivery import Engine
 from unlade.kernel import failpoints
@@ -22,24 +25,41 @@ from unlade.store import DirStore
 
 
 @contextmanager
-def volumes(base: Path, host: str) -> Iterator[tuple[Inline, DirStore]]:
+def held(base: Path, store: DirStore, contained: str = "") -> Iterator[Holder]:
+    """Where content is kept: in the store, or in a containerd (`SOCKET,NAMESPACE`)."""
+    if not contained:
+        yield DirHolder(store)
+        return
+    with in_containerd(base, contained).connect() as containerd:
+        yield ContainerdHolder(containerd, store, scope=str(base))
+
+
+def in_containerd(base: Path, contained: str) -> InContainerd:
+    address, _, namespace = contained.partition(",")
+    return InContainerd(address=address, namespace=namespace, state=base / "locks")
+
+
+@contextmanager
+def volumes(base: Path, host: str, contained: str = "") -> Iterator[tuple[Inline, DirStore]]:
     """What a driver has on its node, without its sockets."""
     with (
         DirStore(base / "store") as store,
+        held(base, store, contained) as holder,
         Registry(RegistryConfig(plain_http=frozenset({host}))) as registry,
-        Engine(registry, store, jobs=1) as engine,
+        Engine(registry, store, trees=holder.trees, jobs=1) as engine,
     ):
         (base / "csi").mkdir(exist_ok=True)
         inline = Inline(
             engine,
             registry,
-            DirHolder(store),
+            holder,
             base / "csi",
             credentials=NodeCredentials(),
             metrics=Metrics(),
         )
         inline.recover()
         inline.tidy()
+        holder.tidy()
         try:
             yield inline, store
         finally:
@@ -78,10 +98,11 @@ def say(name: str) -> None:
 
 
 def main() -> None:
-    base, host, *trace = sys.argv[1:]
-    if trace:
+    base, host, *options = sys.argv[1:]
+    if "trace" in options:
         failpoints.reach = say
-    with volumes(Path(base), host) as (inline, _):
+    contained = next((one.partition("=")[2] for one in options if one.startswith("containerd=")), "")
+    with volumes(Path(base), host, contained) as (inline, _):
         live(inline, Path(base), host)
 
 

@@ -65,19 +65,25 @@ def reboot(base: Path) -> None:
             unpublish(os.fsdecode(entry.path))
 
 
+def traced(base: Path, host: str, *options: str) -> list[str]:
+    """Every name:count that an undisturbed run passes."""
+    ran = run(base, host, "trace", *options)
+    assert ran.returncode == 0, ran.stderr
+    seen: Counter[str] = Counter()
+    found = []
+    for name in ran.stdout.split():
+        if "." in name:
+            seen[name] += 1
+            found.append(f"{name}:{seen[name]}")
+    return found
+
+
 @pytest.fixture
 def points(fake: FakeRegistry, put: Put, tmp_path: Path) -> list[str]:
     """Every name:count of an undisturbed run."""
     put("team/model", "v1", {"weights": b"one"})
     put("team/other", "v1", {"file": b"other"})
-    traced = run(tmp_path / "traced", fake.host, "trace")
-    assert traced.returncode == 0, traced.stderr
-    seen: Counter[str] = Counter()
-    found = []
-    for name in traced.stdout.split():
-        if "." in name:
-            seen[name] += 1
-            found.append(f"{name}:{seen[name]}")
+    found = traced(tmp_path / "traced", fake.host)
     reached = {point.partition(":")[0] for point in found}
     ours = {name for name in failpoints.names() if name.startswith(("csi.", "mount."))}
     assert {name for name in ours if not name.startswith("csi.writable.")} <= reached
