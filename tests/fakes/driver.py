@@ -213,7 +213,7 @@ class Driver:
         store = self.service.store
         assert store is not None
         if self.config.containerd is not None:
-            return _collect_contained(self.config.containerd)
+            return collect_contained(self.config.containerd)
         for record in store.images.all():
             store.images.delete(record.reference, record.handler)
         return collect(store).trees
@@ -234,7 +234,7 @@ class Driver:
         assert [str(path) for path in self.pods.glob("*/*/mount") if is_mount_point(str(path))] == []
 
 
-def _collect_contained(settings: InContainerd) -> int:
+def collect_contained(settings: InContainerd) -> int:
     """Remove every image, as a kubelet does whose disk is full, and have containerd collect."""
     with settings.connect() as containerd:
         records = ImageRecords(containerd)

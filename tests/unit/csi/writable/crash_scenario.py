@@ -1,7 +1,8 @@
 """A short life of writable volumes that passes every durable step, to be killed at any of them.
 
-Run as a program: BASE HOST [trace]. It can be run again on what an earlier run left, and ends well. What a
-pod would have written is synced and said on stdout (`wrote NAME TEXT`); the test that killed us looks for it.
+Run as a program: BASE HOST [trace] [containerd=SOCKET,NAMESPACE]. It can be run again on what an earlier run
+left, and ends well. What a pod would have written is synced and said on stdout (`wrote NAME TEXT`); the test
+that killed us looks for it.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ def say(name: str) -> None:
 
 
 def main() -> None:
-    base, host, *trace = sys.argv[1:]
-    if trace:
+    base, host, *options = sys.argv[1:]
+    if "trace" in options:
         failpoints.reach = say
-    with node(Path(base), host) as here:
+    contained = next((one.partition("=")[2] for one in options if one.startswith("containerd=")), "")
+    with node(Path(base), host, contained=contained) as here:
+        here.holder.tidy()
         live(here)
 
 

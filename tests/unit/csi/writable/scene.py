@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakes.driver import collect_contained, contained_trees
 from tests.fakes.registry import FakeRegistry
-from unlade.csi.holding import DirHolder
+from tests.unit.csi.crash_scenario import held, in_containerd
+from unlade.csi.holding import Holder
 from unlade.csi.writable import StoreSeeds, Writable
 from unlade.delivery import Engine, PullPolicy
 from unlade.model.mediatypes import ANNOTATION_TITLE
 from unlade.mount import read_table
 from unlade.registry import Registry, RegistryConfig, StaticCredentials
-from unlade.store import DirStore
+from unlade.store import DirStore, collect, remove_image
 
 MIB = 1 << 20
 MODEL = {"config.json": b'{"model": true}', "weights.bin": b"w" * (3 * MIB)}
@@ -27,8 +29,28 @@ class Node:
 
     base: Path
     store: DirStore
+    holder: Holder
     writable: Writable
     parameters: Mapping[str, str]
+
+    contained: str = ""
+
+    def collect(self) -> None:
+        """Forget every image and collect garbage: what is left is what volumes hold."""
+        if self.contained:
+            settings = in_containerd(self.base, self.contained)
+            collect_contained(settings)
+        for record in self.store.images.all():
+            remove_image(self.store, record.reference, record.handler)
+        collect(self.store, mounted=[])
+
+    def trees(self) -> set[str]:
+        """What content there is."""
+        if not self.contained:
+            return set(os.listdir(self.store.layout.trees))
+        settings = in_containerd(self.base, self.contained)
+        with settings.connect() as containerd:
+            return contained_trees(containerd, settings.snapshotter)
 
     def target(self, name: str) -> str:
         """A place to publish at, whose parent exists."""
@@ -38,17 +60,23 @@ class Node:
 
 
 @contextmanager
-def node(base: Path, host: str, *, forced_pull: PullPolicy | None = None) -> Iterator[Node]:
-    """A node's state as one process has it; may be entered again over what an earlier one left."""
+def node(
+    base: Path, host: str, *, forced_pull: PullPolicy | None = None, contained: str = ""
+) -> Iterator[Node]:
+    """A node's state as one process has it; may be entered again over what an earlier one left.
+
+    `contained` is `SOCKET,NAMESPACE` of a containerd that has the content.
+    """
     config = RegistryConfig(plain_http=frozenset({host}))
     with (
         Registry(config, StaticCredentials({})) as registry,
         DirStore(base / "store") as store,
-        Engine(registry, store, jobs=2) as engine,
+        held(base, store, contained) as holder,
+        Engine(registry, store, trees=holder.trees, jobs=2) as engine,
     ):
-        seeds = StoreSeeds(engine, DirHolder(store), forced_pull=forced_pull)
+        seeds = StoreSeeds(engine, holder, forced_pull=forced_pull)
         writable = Writable(base / "csi" / "writable", seeds, keep_free=0.0)
-        yield Node(base, store, writable, {"reference": f"{host}/models/tiny:v1"})
+        yield Node(base, store, holder, writable, {"reference": f"{host}/models/tiny:v1"}, contained)
 
 
 def put_model(fake: FakeRegistry, files: Mapping[str, bytes] = MODEL) -> None:

@@ -23,7 +23,6 @@ from tests.fakes.registry import FakeRegistry
 from tests.unit.csi.writable.crash_scenario import KEPT
 from tests.unit.csi.writable.scene import MIB, MODEL, loops_of, mounts_below, node, put_model
 from unlade.kernel import failpoints, mounts
-from unlade.store import collect, remove_image
 from unlade.store.gc import garbage
 from unlade.tree import fsck
 
@@ -45,7 +44,7 @@ def registry() -> Iterator[FakeRegistry]:
 @pytest.fixture(autouse=True)
 def _unmounted(tmp_path: Path) -> Iterator[None]:
     yield
-    _reboot(tmp_path)
+    reboot(tmp_path)
 
 
 def run(base: Path, host: str, *options: str, point: str = "") -> subprocess.CompletedProcess[str]:
@@ -64,18 +63,23 @@ def run(base: Path, host: str, *options: str, point: str = "") -> subprocess.Com
     )
 
 
-@pytest.fixture(scope="module")
-def points(registry: FakeRegistry, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Every name:count of an undisturbed run."""
-    traced = run(tmp_path_factory.mktemp("traced"), registry.host, "trace")
-    assert traced.returncode == 0, traced.stderr
+def traced(base: Path, host: str, *options: str) -> list[str]:
+    """Every name:count that an undisturbed run passes."""
+    ran = run(base, host, "trace", *options)
+    assert ran.returncode == 0, ran.stderr
     seen: Counter[str] = Counter()
     found = []
-    for name in traced.stdout.split():
+    for name in ran.stdout.split():
         if "." in name:
             seen[name] += 1
             found.append(f"{name}:{seen[name]}")
     return found
+
+
+@pytest.fixture(scope="module")
+def points(registry: FakeRegistry, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Every name:count of an undisturbed run."""
+    return traced(tmp_path_factory.mktemp("traced"), registry.host)
 
 
 def test_the_scenario_passes_every_failpoint_of_writable_volumes(points: list[str]) -> None:
@@ -96,12 +100,12 @@ def test_killed_anywhere_nothing_leaks_and_nothing_is_lost(
         killed = run(base, registry.host, point=point)
         assert killed.returncode == -signal.SIGKILL, f"{point}: {killed.stderr}"
         if number % 2:
-            _reboot(base)
+            reboot(base)
         again = run(base, registry.host)
         assert again.returncode == 0, f"retry after {point}: {again.stderr}"
         if "wrote" in killed.stdout:
             assert "wrote" not in again.stdout, f"what the pod wrote was lost by a kill at {point}"
-        _sound(base, registry.host, point)
+        sound(base, registry.host, point)
 
 
 def _sample(points: list[str]) -> list[str]:
@@ -109,7 +113,7 @@ def _sample(points: list[str]) -> list[str]:
     return random.Random(6).sample(ours, SAMPLE)
 
 
-def _reboot(base: Path) -> None:
+def reboot(base: Path) -> None:
     """Every mount gone, and with them the devices; files stay.
 
     Namespaces that others on this machine made meanwhile have copies of our mounts, as after no reboot; the
@@ -122,9 +126,9 @@ def _reboot(base: Path) -> None:
             os.mkdir(path, 0o750)
 
 
-def _sound(base: Path, host: str, point: str) -> None:
+def sound(base: Path, host: str, point: str, contained: str = "") -> None:
     """The live claim is whole; then it is deleted, and nothing at all is left."""
-    with node(base, host) as here:
+    with node(base, host, contained=contained) as here:
         here.writable.recover()
         claim = here.writable.create("pvc-live", 32 * MIB, here.parameters)
         target = here.target("a")
@@ -142,10 +146,9 @@ def _sound(base: Path, host: str, point: str) -> None:
         assert mounts_below(base) == [], f"left by {point}"
         assert os.listdir(here.writable.root) == ["locks"], f"left by {point}"
         assert os.listdir(here.writable.root / "locks") == [], f"left by {point}"
-        assert [lease for lease in here.store.leases.all() if not lease.owner] == [], f"left by {point}"
-        for record in here.store.images.all():
-            remove_image(here.store, record.reference, record.handler)
-        collect(here.store, mounted=[])
+        assert here.holder.held() == set(), f"left by {point}"
+        here.holder.tidy()
+        here.collect()
         assert garbage(here.store) == []
-        assert os.listdir(here.store.layout.trees) == []
+        assert here.trees() == set(), f"left by {point}"
         assert fsck(here.store) == []
