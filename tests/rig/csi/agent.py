@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,11 @@ from rig.cluster import Rig
 from rig.kube import until
 from tests.rig.csi.conftest import csi_config, wait_registered
 from unlade.csi.api import csi_pb2 as api
+from unlade.csi.contained import ContainerdHolder
+from unlade.csi.holding import DirHolder
+from unlade.csi.service import InContainerd
 from unlade.kernel import failpoints
+from unlade.store import DirStore
 
 _BUCKET: Final = re.compile(
     r'unlade_csi_call_seconds_bucket{call="(\w+)",code="OK",le="([^"]+)"} ([0-9.e+]+)'
@@ -28,8 +33,13 @@ _BUCKET: Final = re.compile(
 class Agent:
     """The driver on the first node of a rig; its state is kept from one start to the next."""
 
-    def __init__(self, rig: Rig, directory: Path, *options: str) -> None:
+    def __init__(
+        self, rig: Rig, directory: Path, *options: str, contained: InContainerd | None = None
+    ) -> None:
         self._rig = rig
+        self.contained = contained
+        if contained is not None:
+            options += ("--containerd-socket", contained.address, "--containerd-state", str(contained.state))
         config = csi_config(rig, rig.node.directory / f"csi-{directory.name}")
         self.socket = config.socket
         self.state = config.state
@@ -107,6 +117,15 @@ class Agent:
         assert self._process is not None
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def held(self) -> set[str]:
+        """What volumes hold, asked of the store while no driver runs."""
+        with ExitStack() as parts:
+            store = parts.enter_context(DirStore(self.state / "store"))
+            if self.contained is None:
+                return DirHolder(store).held()
+            containerd = parts.enter_context(self.contained.connect())
+            return ContainerdHolder(containerd, store, scope=str(self.state)).held()
 
     def channel(self) -> grpc.Channel:
         """A connection of the caller's own to the driver."""

@@ -38,6 +38,11 @@ def csi_config(rig: Rig, state: Path, **more: Any) -> CsiConfig:
     )
 
 
+def contained_by(rig: Rig) -> InContainerd:
+    """The containerd that runs this rig's pods, as the driver's store."""
+    return InContainerd(address=str(rig.node.containerd_socket), state=rig.node.directory / "csi-locks")
+
+
 def inline(reference: str = "", *, secret: str = "", **attributes: str) -> Json:
     """An inline volume of the driver, as a pod writes it."""
     told = {**({"reference": reference} if reference else {}), **attributes}

@@ -24,7 +24,6 @@ from tests.rig.csi.agent import Agent
 from tests.rig.csi.conftest import DEPLOY, inline
 from unlade.kernel import failpoints
 from unlade.mount.table import read_table
-from unlade.store import DirStore
 
 PUBLISH = (
     "store.lease.pinned",
@@ -78,8 +77,7 @@ def _nothing_left(rig: Rig, agent: Agent) -> None:
     volumes = agent.state / "csi" / "volumes"
     until("every record is gone", lambda: not os.listdir(volumes), seconds=150)
     assert agent.stop() == 0
-    with DirStore(agent.state / "store") as store:
-        assert [lease for lease in store.leases.all() if not lease.owner] == []
+    assert agent.held() == set()
     assert list((rig.node.kubelet_root / "pods").glob("*/volumes/kubernetes.io~csi/*/mount")) == []
 
 

@@ -296,8 +296,8 @@ def test_nothing_is_left_when_the_pods_are_gone(
     ]
     for pod in pods:
         pod.wait_ready()
-    assert service.store
-    before = {lease.id for lease in service.store.leases.all()}
+    assert service.holder
+    before = service.holder.held()
     uids = [pod.read()["metadata"]["uid"] for pod in pods]
     for pod in pods:
         pod.delete()
@@ -307,5 +307,5 @@ def test_nothing_is_left_when_the_pods_are_gone(
     )
     until(
         "the leases are gone",
-        lambda: len(before) - len({lease.id for lease in service.store.leases.all()}) == 4,  # type: ignore[union-attr]
+        lambda: len(before) - len(service.holder.held()) == 4,  # type: ignore[union-attr]
     )
