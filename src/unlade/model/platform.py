@@ -61,12 +61,15 @@ class Platform:
         if bracket:
             os_part, version = bracket[1], bracket[2]
             features = tuple(filter(None, bracket[3].split("+")))
-        if len(parts) not in (2, 3) or not all(_PART.fullmatch(part) for part in (os_part, *parts[1:])):
-            raise InvalidPlatform(
-                f"{text[:140]!r} is not a platform", next_step="write os/architecture, such as linux/arm64"
-            )
-        variant = parts[2] if len(parts) == 3 else ""
-        return cls(os_part.lower(), parts[1], variant, version, features).normalised()
+        if len(parts) in (2, 3) and all(_PART.fullmatch(part) for part in (os_part, *parts[1:])):
+            variant = parts[2] if len(parts) == 3 else ""
+            parsed = cls(os_part, parts[1], variant, version, features).normalised()
+            # Looked at again, because a number as variant gets a letter: what is printed must parse.
+            if not parsed.variant or _PART.fullmatch(parsed.variant):
+                return parsed
+        raise InvalidPlatform(
+            f"{text[:140]!r} is not a platform", next_step="write os/architecture, such as linux/arm64"
+        )
 
     @classmethod
     def host(cls) -> Platform:

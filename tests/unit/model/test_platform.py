@@ -74,6 +74,12 @@ def test_refused(text: str) -> None:
         P(text)
 
 
+def test_a_variant_that_grew_too_long_by_its_letter_is_refused() -> None:
+    assert str(P("linux/riscv64/" + "5" * 63)) == "linux/riscv64/v" + "5" * 63
+    with pytest.raises(InvalidPlatform):
+        P("linux/riscv64/" + "5" * 64)
+
+
 def test_host_is_a_linux_platform() -> None:
     assert Platform.host().os == "linux"
     assert Platform.host() == Platform.host().normalised()
