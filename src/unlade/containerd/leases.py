@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -57,11 +58,21 @@ _log: Final = logging.getLogger(__name__)
 class ContainerdLease:
     """See `Lease`; made by `lease`. `snapshotter` is where `hold_tree` looks."""
 
-    def __init__(self, containerd: Containerd, lease_id: str, purpose: str, snapshotter: str) -> None:
+    def __init__(self, containerd: Containerd, purpose: str, ttl: float, snapshotter: str) -> None:
         self._containerd = containerd
         self._purpose = purpose
+        self._ttl = ttl
         self._snapshotter = snapshotter
-        self.id = lease_id
+        self._id = ""
+        self._making = threading.Lock()
+
+    @property
+    def id(self) -> str:
+        """The lease's name; asking for it makes the lease, if nothing else did."""
+        with self._making:
+            if not self._id:
+                self._id = _create(self._containerd, self._purpose, self._ttl)
+            return self._id
 
     def hold(self, digest: Digest) -> bool:
         """Keep a blob alive; False when it is not in the namespace."""
@@ -81,14 +92,15 @@ class ContainerdLease:
         """
         old, new = self.id, _create(self._containerd, self._purpose, ttl)
         self._move(old, new)
-        self.id = new
+        self._id = new
         self._move(old, new)
         _end(self._containerd, old, sync=False)
 
     def release(self, *, sync: bool = False) -> None:
         """End the lease; idempotent. `sync` waits for a collection: what only it held is then gone."""
-        _end(self._containerd, self.id, sync=sync)
-        failpoints.reach("containerd.lease.released")
+        if self._id:
+            _end(self._containerd, self._id, sync=sync)
+            failpoints.reach("containerd.lease.released")
 
     def _move(self, old: str, new: str) -> None:
         for resource in _resources(self._containerd, old):
@@ -97,13 +109,21 @@ class ContainerdLease:
 
 @contextmanager
 def lease(
-    containerd: Containerd, purpose: str, *, ttl: float = DAY, snapshotter: str = "overlayfs"
+    containerd: Containerd,
+    purpose: str,
+    *,
+    ttl: float = DAY,
+    snapshotter: str = "overlayfs",
+    late: bool = False,
 ) -> Iterator[ContainerdLease]:
     """A lease that ends with the block, with its time, or with this process.
 
-    When the block fails, its end waits for a collection, so that the disk has its space back.
+    When the block fails, its end waits for a collection, so that the disk has its space back. `late`: made
+    when something is to be held by it, for blocks that often find nothing to do.
     """
-    made = ContainerdLease(containerd, _create(containerd, purpose, ttl), purpose, snapshotter)
+    made = ContainerdLease(containerd, purpose, ttl, snapshotter)
+    if not late:
+        _ = made.id
     failed = True
     try:
         yield made
@@ -139,6 +159,16 @@ def hold_snapshot(containerd: Containerd, lease_id: str, snapshotter: str, name:
         _drop(containerd, lease_id, resource)
         return False
     return True
+
+
+def try_hold_snapshot(containerd: Containerd, lease_id: str, snapshotter: str, name: str) -> None:
+    """Put a snapshot on a lease, there or not: for callers that look afterwards, and `let_go` if in vain."""
+    _add(containerd, lease_id, leases_pb2.Resource(id=name, type=f"{_SNAPSHOTS}{snapshotter}"))
+
+
+def let_go(containerd: Containerd, lease_id: str, snapshotter: str, name: str) -> None:
+    """Take a snapshot off a lease; idempotent."""
+    _drop(containerd, lease_id, leases_pb2.Resource(id=name, type=f"{_SNAPSHOTS}{snapshotter}"))
 
 
 def holders(containerd: Containerd, *, kind: str, resource: str) -> list[str]:

@@ -18,11 +18,11 @@ from unlade.containerd.connection import Containerd
 from unlade.containerd.handlers import recall
 from unlade.containerd.ledger import Ledger
 from unlade.containerd.naming import diff_id
-from unlade.containerd.records import ImageTuple
+from unlade.containerd.records import ArtifactImage, ImageTuple
 from unlade.containerd.synthetic import synthesize
 from unlade.delivery import Delivered, Found
-from unlade.model import Digest, Platform, Reference
-from unlade.store import Lease
+from unlade.model import Digest, Platform
+from unlade.store import Lease, NotInStore
 
 # Where no image service has noted the node's handlers: the name that containerd itself has for its default.
 _HANDLER: Final = "runc"
@@ -40,19 +40,23 @@ class Shelf:
         self._host = Platform.host()
         self._handler = ""
 
-    def origins(self, tree: Digest) -> tuple[Reference, ...]:
-        """The references that are known to have supplied this tree, to a volume or to the image service."""
-        image = self._ledger().by_id(self._id(tree))
-        return tuple(Reference.parse(name) for name in sorted(image.origins)) if image else ()
+    def find(self, tree: Digest) -> ArtifactImage | None:
+        """The image that keeps a tree, whoever made it; its `origins` are who supplied the tree (V5)."""
+        return self._ledger().by_id(self._id(tree))
+
+    def has(self, image: ArtifactImage | None, found: Sequence[Found]) -> bool:
+        """Whether an image that was found is kept for these references, too."""
+        return image is not None and self._ledger().is_complete(image, self._tuples(found, image.tree))
 
     def put(self, found: Sequence[Found], done: Delivered, lease: Lease) -> None:
-        """Keep a delivered tree, which the lease holds, until its image is removed; idempotent."""
+        """Keep a delivered tree until its image is removed; idempotent. Raises NotInStore when it is gone."""
         assert done.tree is not None
+        if not lease.hold_tree(done.tree):
+            raise NotInStore(
+                f"the tree {done.tree} was collected before it could be used", next_step="try again"
+            )
         ledger = self._ledger()
         tuples = self._tuples(found, done.tree)
-        image = ledger.by_id(self._id(done.tree))
-        if image is not None and ledger.is_complete(image, tuples):
-            return
         diff = diff_id(self._containerd.salt(), done.tree)
         ledger.write(
             synthesize(done.tree, diff, size=done.size, host=self._host),
@@ -68,10 +72,14 @@ class Shelf:
         )
 
     def _ledger(self) -> Ledger:
+        return Ledger(self._containerd, self._default())
+
+    def _default(self) -> str:
+        """The handler that names belong to: asked once, and not before containerd must be there."""
         if not self._handler:
             noted = recall(self._containerd)
             self._handler = noted.default if noted is not None else _HANDLER
-        return Ledger(self._containerd, self._handler)
+        return self._handler
 
     def _id(self, tree: Digest) -> str:
         """The ID of a tree's image; its size does not matter to it."""
@@ -82,7 +90,7 @@ class Shelf:
         return [
             ImageTuple(
                 reference=name,
-                handler=self._handler,
+                handler=self._default(),
                 options=f"{_OPTIONS} {tree.hex[:_KEY_DIGITS]}",
                 snapshotters=(self._snapshotter,),
                 manifest=str(one.digest),

@@ -26,9 +26,9 @@ from unlade.containerd.handlers import DEFAULT_SNAPSHOTTER
 from unlade.containerd.shelf import Shelf
 from unlade.csi.holding import DirHolder, forget_lost, mounted
 from unlade.delivery import AsTree, Delivered, Engine, Found, Request
-from unlade.model import Deadline, Digest
+from unlade.model import Deadline, Digest, Reference
 from unlade.planning import Plan
-from unlade.store import DirStore, collect
+from unlade.store import DirStore, Lease, collect
 from unlade.transfer import Progress, silent
 from unlade.tree import Tree
 
@@ -43,6 +43,16 @@ class Invisible(ContainerdError):
     """containerd's directories are not where containerd says, as this process sees the file system."""
 
     code = "containerd-invisible"
+
+
+class _FoundTrees(ContainerdTrees):
+    """Trees that are found without being held: a warm publish then needs no lease but its volume's.
+
+    What was there and is gone when the volume's lease comes is noticed then, and delivered again.
+    """
+
+    def find(self, key: Digest, *, lease: Lease | None = None) -> Tree | None:  # noqa: ARG002 - see above
+        return super().find(key)
 
 
 class ContainerdHolder:
@@ -68,13 +78,15 @@ class ContainerdHolder:
         self._shelf = Shelf(containerd, snapshotter)
         self._looking = ContainerdTrees(self._brief, snapshotter)
         self._prefix = f"unlade-{hashlib.sha256(scope.encode()).hexdigest()[:_SCOPE_DIGITS]}-"
-        self.trees = ContainerdTrees(containerd, snapshotter)
+        self.trees = _FoundTrees(containerd, snapshotter)
 
     def find(self, tree: Digest) -> Tree | None:
+        return self._visible(tree) or self._before.find(tree)
+
+    def _visible(self, tree: Digest) -> Tree | None:
+        """A tree in containerd; raises Invisible when its directory cannot be seen from here."""
         found = self._looking.find(tree)
-        if found is None:
-            return self._before.find(tree)
-        if found.path is None or not found.path.is_dir():
+        if found is not None and (found.path is None or not found.path.is_dir()):
             raise Invisible(
                 f"containerd has the content in {found.path}, which cannot be seen from here",
                 next_step="give the agent's pod containerd's root directory at the same path",
@@ -85,10 +97,15 @@ class ContainerdHolder:
         # containerd syncs each of its transactions: durable or not is one.
         lease = self._prefix + name
         made = leases.keep(self._brief, lease, purpose)
-        if leases.hold_snapshot(self._brief, lease, self._snapshotter, self._looking.name(tree)):
-            return self.find(tree)
+        snapshot = self._looking.name(tree)
+        leases.try_hold_snapshot(self._brief, lease, self._snapshotter, snapshot)
+        found = self._visible(tree)
+        if found is not None:
+            return found
         if made:
             leases.end(self._brief, lease)
+        else:
+            leases.let_go(self._brief, lease, self._snapshotter, snapshot)
         return self._before.hold(name, purpose, tree, durable=durable)
 
     def release(self, name: str) -> None:
@@ -113,13 +130,17 @@ class ContainerdHolder:
         deadline: Deadline | None = None,
         progress: Progress = silent,
     ) -> Delivered:
-        # A merged tree is of several repositories: having supplied a part of it entitles to nothing.
-        origins = self._shelf.origins(engine.tree_key(plan)) if len(found) == 1 else ()
+        image = self._shelf.find(engine.tree_key(plan))
+        origins: tuple[Reference, ...] = ()
+        if image is not None and len(found) == 1:
+            # A merged tree is of several repositories: having supplied a part of it entitles to nothing.
+            origins = tuple(Reference.parse(name) for name in sorted(image.origins))
         purpose = f"volume of {plan.reference}"
-        with leases.lease(self._containerd, purpose, snapshotter=self._snapshotter) as lease:
+        with leases.lease(self._containerd, purpose, snapshotter=self._snapshotter, late=True) as lease:
             held = replace(request, destination=AsTree(lease, origins))
             done = engine.carry_out(plan, found, held, deadline=deadline, progress=progress)
-            self._shelf.put(found, done, lease)
+            if not (done.cached and self._shelf.has(image, found)):
+                self._shelf.put(found, done, lease)
         return done
 
     def forget_lost(self, request: Request) -> None:

@@ -104,7 +104,7 @@ def test_a_warm_publish_is_quick(cluster: Rig, agent: Agent, full: bool) -> None
         gone = _since(agent.times("NodeUnpublishVolume"), gone)
     print(f"warm publishes: {times}, {cpu * 1000:.1f} ms of CPU each; unpublishes: {gone}")
     figure(
-        "csi warm publish",
+        "csi warm publish" if agent.contained is None else "csi warm publish, content in containerd",
         count,
         "publishes",
         cpu,
@@ -115,8 +115,10 @@ def test_a_warm_publish_is_quick(cluster: Rig, agent: Agent, full: bool) -> None
         "within 50 ms",
     )
     if full:
-        assert _share(times, 0.01) >= 0.5
-        assert _share(times, 0.05) >= 0.99
+        # containerd syncs two transactions for each, among everything else that it does.
+        half, most = (0.01, 0.05) if agent.contained is None else (0.05, 0.3)
+        assert _share(times, half) >= 0.5
+        assert _share(times, most) >= 0.99
 
 
 def test_one_download_for_all(cluster: Rig, agent: Agent, tmp_path: Path, full: bool) -> None:
