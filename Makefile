@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
-PYTEST := $(VENV)/bin/pytest
+# AGAIN=1: only what failed the last time.
+PYTEST := $(VENV)/bin/pytest$(if $(AGAIN), --last-failed --last-failed-no-failures none)
 export PYTHONPATH := $(CURDIR)
 
 .DEFAULT_GOAL := help

@@ -95,7 +95,7 @@ class DeadlineExceeded(UnladeError):
     retryable = True
 
 
-def one_line(error: UnladeError, *, what: int, next_step: int) -> str:
+def one_line(error: UnladeError, *, what: int = 700, next_step: int = 300) -> str:
     """What happened, then the next step, printable and each no longer than told: for events of a cluster."""
     text = _printable(error.message, what)
     return f"{text}; next: {_printable(error.next_step, next_step)}" if error.next_step else text

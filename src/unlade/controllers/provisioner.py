@@ -34,7 +34,7 @@ from unlade.controllers.nodevolumes import Made, Secrets, Volumes
 from unlade.controllers.recorder import Recorder, Subject
 from unlade.controllers.throttle import TokenBucket
 from unlade.controllers.workqueue import WorkQueue
-from unlade.errors import UnladeError
+from unlade.errors import UnladeError, one_line
 from unlade.model import Deadline
 from unlade.registry import CredentialSource
 from unlade.registry.keyed import KeyedLocks
@@ -189,7 +189,7 @@ class Provisioner:
             raise  # says nothing about the claim
         except UnladeError as error:
             if not self._stop.is_set():
-                self.recorder.warn(subject, FAILED, _told(error))
+                self.recorder.warn(subject, FAILED, one_line(error))
                 if error.code == "no-room":
                     self._give_back(claim)
                     return
@@ -300,7 +300,7 @@ class Provisioner:
         try:
             grown = self._volumes.expand(volume.spec.csi.volume_handle, wanted)
         except UnladeError as error:
-            self.recorder.warn(subject, GROW_FAILED, _told(error))
+            self.recorder.warn(subject, GROW_FAILED, one_line(error))
             raise
         size = quantities.write(grown.size)
         if grown.pending:
@@ -363,7 +363,7 @@ class Provisioner:
                 # A pod's mount goes a moment after its claim: no news for anybody.
                 if error.code != "volume-in-use":
                     subject = Subject("PersistentVolume", "default", name, volume.metadata.uid)
-                    self.recorder.warn(subject, DELETE_FAILED, _told(error))
+                    self.recorder.warn(subject, DELETE_FAILED, one_line(error))
                 raise
             self._delete_persistent(volume)
             self.capacity.wake()
@@ -534,8 +534,3 @@ def _subject(claim: Claim) -> Subject:
     return Subject(
         "PersistentVolumeClaim", metadata.namespace, metadata.name, metadata.uid, metadata.resource_version
     )
-
-
-def _told(error: UnladeError) -> str:
-    text = f"{error.message}; next: {error.next_step}" if error.next_step else error.message
-    return text[:1000]
