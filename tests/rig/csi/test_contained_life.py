@@ -315,6 +315,44 @@ def test_containerd_restarts_while_volumes_come_and_go(
     driver.nothing_left()
 
 
+def test_an_agent_that_cannot_see_containerd_s_directories_says_so(
+    daemon: Daemon, driver: Driver, fake: FakeRegistry, put: Put
+) -> None:
+    """A pod that was given the socket and not the root directory."""
+    put("team/model", "v1", {"weights": DATA})
+    name = str(fake.reference("team/model", "v1"))
+    driver.publish("first", reference=name)
+    place = daemon.base / "root" / "io.containerd.snapshotter.v1.overlayfs" / "snapshots"
+    place.rename(place.with_suffix(".away"))
+    try:
+        with pytest.raises(grpc.RpcError) as error:
+            driver.publish("second", reference=name)
+    finally:
+        place.with_suffix(".away").rename(place)
+    refused(error, CODE.FAILED_PRECONDITION, "cannot be seen", "next: give the agent's pod")
+    driver.publish("second", reference=name)
+
+
+def test_two_drivers_of_one_containerd_leave_each_other_alone(
+    tmp_path: Path, contained: InContainerd, fake: FakeRegistry, put: Put
+) -> None:
+    put("team/model", "v1", {"weights": DATA})
+    name = str(fake.reference("team/model", "v1"))
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    with (
+        Driver(homes[0], fake, containerd=contained) as one,
+        Driver(homes[1], fake, containerd=contained) as two,
+    ):
+        mounted = [driver.publish("pod", reference=name) for driver in (one, two)]
+        two.restart()
+        one.unpublish("pod")
+        one.collect()
+        assert (one.leases(), len(two.leases())) == ([], 1)
+        assert (mounted[1] / "weights").read_bytes() == DATA
+
+
 def test_from_the_directory_to_containerd(
     tmp_path: Path, contained: InContainerd, fake: FakeRegistry, put: Put
 ) -> None:

@@ -85,13 +85,19 @@ def lives(kubelet: Driver, registry: FakeRegistry, listen: str) -> None:
     assert kubelet.records() == []
 
 
-def test_the_driver_alone(base: Path, registry: FakeRegistry) -> None:
+@pytest.mark.parametrize("store", ["directory", "containerd"])
+def test_the_driver_alone(
+    base: Path, registry: FakeRegistry, request: pytest.FixtureRequest, store: str
+) -> None:
     kubelet = Driver(base, registry)
     config = kubelet.config
     options = [
         *("--socket", config.socket, "--registration-socket", config.registration),
         *("--state", str(config.state), "--node-name", "node-1", "--plain-http", registry.host),
     ]
+    if store == "containerd":
+        daemon: Daemon = request.getfixturevalue("daemon")
+        options += ["--containerd-socket", daemon.address, "--containerd-state", str(base / "locks")]
     try:
         with running(base, "csi", *options) as listen:
             lives(kubelet, registry, listen)
@@ -102,6 +108,9 @@ def test_the_driver_alone(base: Path, registry: FakeRegistry) -> None:
             kubelet.connect()
             kubelet.unpublish("stays")
             assert kubelet.records() == []
+        # Nothing is in a directory of the driver's own where containerd has it.
+        trees = config.state / "store" / ".unlade" / "trees"
+        assert len(list(trees.iterdir())) == (1 if store == "directory" else 0)
     finally:
         kubelet.stop()
         kubelet.lose_mounts()
