@@ -238,11 +238,11 @@ class OwnDirectory:
 
 
 def _remove_dead(parent: int, prefix: bytes) -> None:
-    for entry in os.listdir(parent):
+    # Compared as text: a thousand deliveries side by side look at each other's names a million times.
+    marks = (os.fsdecode(_FRESH), os.fsdecode(prefix))
+    for entry in [entry for entry in os.listdir(parent) if entry.startswith(marks)]:
         name = os.fsencode(entry)
         fresh = name.startswith(_FRESH)
-        if not fresh and not name.startswith(prefix):
-            continue
         try:
             fd = os.open(name, _DIRECTORY, dir_fd=parent)
         except OSError:
