@@ -326,17 +326,15 @@ class Engine:
         self, plan: Plan, found: Sequence[Found], context: Context, known: Sequence[Reference] = ()
     ) -> None:
         """What was here already goes to those who could have fetched it (V5); see `possession`."""
-        from unlade.delivery.possession import prove, unproved
+        from unlade.delivery.possession import believed, prove, unproved
 
         if not unproved(plan, context):
             return
         key, manifests = self.tree_key(plan), {one.descriptor.digest for one in found}
         records = self._need_store().images.sharing(key, manifests)
-        origins = [*known, *(Reference.parse(record.reference) for record in records)]
-        names = {origin.name for origin in origins}
-        if all(one.reference.name in names for one in found):
-            return
-        prove(self._fetcher, plan, context, believed={origin.registry for origin in origins})
+        hosts = believed(found, records, known)
+        if hosts is not None:
+            prove(self._fetcher, plan, context, believed=hosts)
 
     def _tree(
         self,

@@ -12,12 +12,17 @@ Cost: a request per layer, or the content over the network once per repository; 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
 from unlade.delivery.build import Context
+from unlade.delivery.sources import Found
 from unlade.model import Descriptor, Reference
 from unlade.planning import Plan
 from unlade.transfer import Fetcher, Progress, ProgressEvent, Verifier, pump
+
+if TYPE_CHECKING:
+    from unlade.store import ImageRecord
 
 
 def prove(fetcher: Fetcher, plan: Plan, context: Context, *, believed: Container[str]) -> None:
@@ -34,6 +39,36 @@ def prove(fetcher: Fetcher, plan: Plan, context: Context, *, believed: Container
         count = _Counted(context.progress, str(reference), layer)
         with fetcher.open(reference, layer, deadline=context.deadline, progress=context.progress) as source:
             pump(source, Verifier(layer), count, deadline=context.deadline, expected=layer.size)
+
+
+def believed(
+    found: Sequence[Found], records: Sequence[ImageRecord], known: Sequence[Reference]
+) -> frozenset[str] | None:
+    """Which registries (hosts) supplied these sources before; None when these very repositories did.
+
+    `records` are of this tree or of these manifests, `known` are who else supplied the whole tree. A merged
+    tree is on record for each of its sources, and none of them supplied the others.
+    """
+    supplied = [
+        [
+            *known,
+            *(
+                Reference.parse(record.reference)
+                for record in records
+                if len(found) == 1 or record.manifest.digest == one.descriptor.digest
+            ),
+        ]
+        for one in found
+    ]
+    pairs = list(zip((one.reference for one in found), supplied, strict=True))
+    if all(asked.name in {origin.name for origin in origins} for asked, origins in pairs):
+        return None
+    doubted = {
+        asked.registry
+        for asked, origins in pairs
+        if asked.registry not in {origin.registry for origin in origins}
+    }
+    return frozenset(origin.registry for origins in supplied for origin in origins) - doubted
 
 
 def unproved(plan: Plan, context: Context) -> list[tuple[Reference, Descriptor]]:

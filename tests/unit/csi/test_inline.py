@@ -122,6 +122,25 @@ def test_references_are_merged_in_order(driver: Driver, fake: FakeRegistry, put:
     }
 
 
+def test_who_supplied_a_part_of_a_merge_does_not_get_the_rest(
+    driver: Driver, fake: FakeRegistry, put: Put
+) -> None:
+    """V5: one whose content was merged with private content names the private layers as its own."""
+    private = put("team/private", "v1", {"secret": b"private content"})
+    put("evil/site", "v1", {"page": b"harmless"})
+    merged = f"{fake.reference('team/private', 'v1')} {fake.reference('evil/site', 'v1')}"
+    mounted = driver.publish("ours", references=merged)
+    assert sorted(os.listdir(mounted)) == ["page", "secret"]
+    # The manifest, without the layers that it names.
+    manifests = fake.repository("team/private").manifests
+    fake.repository("evil/site").manifests[str(private.digest)] = manifests[str(private.digest)]
+    stolen = f"{fake.reference('evil/site', private.digest)} {fake.reference('evil/site', 'v1')}"
+    with pytest.raises(grpc.RpcError) as error:
+        driver.publish("theirs", references=stolen)
+    refused(error, CODE.NOT_FOUND, "evil/site")
+    assert len(driver.records()) == 1
+
+
 def test_sub_paths(driver: Driver, fake: FakeRegistry, put: Put) -> None:
     put("team/site", "v1", {"a/b/file": b"deep", "top": b"t"})
     name = str(fake.reference("team/site", "v1"))
