@@ -228,7 +228,8 @@ def tiny(setting: Setting) -> Race:
         Contender("unlade, 8 at once", f"{program} 8", syncs=True),
     ]
     field_ = [*ours, Contender("crane+tar, looped", loop), *contenders.unsynced(tools, ours[:1])]
-    return Race(f"{count:,} tiny packages", field_, [Target(("crane+tar, looped",), 4.0, "unlade, 8 at once")])
+    targets = [Target(("crane+tar, looped",), 4.0, "unlade, 8 at once")]
+    return Race(f"{count:,} tiny packages", field_, targets)
 
 
 def push(setting: Setting) -> Race:
