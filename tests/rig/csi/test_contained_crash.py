@@ -29,7 +29,7 @@ __all__ = ["_unmounted", "fake", "put"]
 
 FULL = os.environ.get("UNLADE_FULL") == "1"
 PARTS = range(8 if FULL else 1)
-SAMPLE = 6
+SAMPLE = 4
 
 
 def _fresh(daemon: Daemon) -> str:

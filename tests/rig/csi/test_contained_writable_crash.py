@@ -24,7 +24,7 @@ __all__ = ["_unmounted", "fake"]
 
 FULL = os.environ.get("UNLADE_FULL") == "1"
 PARTS = range(8 if FULL else 1)
-SAMPLE = 4
+SAMPLE = 3
 
 
 @pytest.mark.parametrize("part", PARTS)

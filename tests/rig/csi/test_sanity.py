@@ -7,16 +7,21 @@ and a skip for another reason, or one that no longer happens, fails the test.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from rig import engines
 from tests.fakes.driver import Driver
 from tests.fakes.registry import FakeRegistry
 from unlade.model.mediatypes import ANNOTATION_TITLE
 
+# The specification knows nothing of stores: CI asks once.
+STORES = ("directory", "containerd") if os.environ.get("UNLADE_FULL") == "1" else ("directory",)
 # What csi-sanity says when it skips → the capability that the driver does not claim, and why not.
 SKIPPED = {
     # PUBLISH_UNPUBLISH_VOLUME: volumes are directories of one node; there is nothing to attach.
@@ -44,7 +49,11 @@ SKIPPED = {
 }
 
 
-def test_csi_sanity_has_no_failure_and_skips_what_is_not_claimed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", STORES)
+def test_csi_sanity_has_no_failure_and_skips_what_is_not_claimed(
+    tmp_path: Path, request: pytest.FixtureRequest, store: str
+) -> None:
+    contained = request.getfixturevalue("contained") if store == "containerd" else None
     # A short path: sockets' names are limited to some hundred characters.
     with tempfile.TemporaryDirectory(prefix="csi-") as short, FakeRegistry() as registry:
         base = Path(short)
@@ -53,7 +62,7 @@ def test_csi_sanity_has_no_failure_and_skips_what_is_not_claimed(tmp_path: Path)
         parameters = tmp_path / "parameters.yaml"
         parameters.write_text(f"reference: {registry.reference('team/seed', 'v1')}\n")
         report = tmp_path / "report.json"
-        with Driver(base, registry, writable=True) as driver:
+        with Driver(base, registry, writable=True, containerd=contained) as driver:
             ran = subprocess.run(
                 [
                     engines.binary("csi-sanity"),
