@@ -43,6 +43,8 @@ class Invisible(ContainerdError):
     """containerd's directories are not where containerd says, as this process sees the file system."""
 
     code = "containerd-invisible"
+    # Whoever is told waits until the pod is put right; volumes can be unpublished meanwhile.
+    retryable = True
 
 
 class _FoundTrees(ContainerdTrees):

@@ -35,6 +35,8 @@ globals().update(
 
 
 class TestContainerdHolder(HolderSuite):
+    snapshotter = "overlayfs"
+
     @pytest.fixture
     def holder(self, contained: InContainerd, tmp_path: Path) -> Iterator[ContainerdHolder]:
         self.contained = contained
@@ -47,7 +49,9 @@ class TestContainerdHolder(HolderSuite):
 
     def _open(self) -> ContainerdHolder:
         self.made.append(self.contained.connect())
-        return ContainerdHolder(self.made[-1], self.store, scope="/var/lib/unlade")
+        return ContainerdHolder(
+            self.made[-1], self.store, scope="/var/lib/unlade", snapshotter=self.snapshotter
+        )
 
     def reopen(self, holder: Holder) -> Holder:
         self.made.pop().close()
@@ -55,3 +59,7 @@ class TestContainerdHolder(HolderSuite):
 
     def collect(self, holder: Holder) -> None:
         leases.collect(self.made[-1])
+
+
+class TestNativeHolder(TestContainerdHolder):
+    snapshotter = "native"

@@ -152,6 +152,21 @@ def test_the_image_service_ends_no_volume_s_lease(both: Both, fake: FakeRegistry
     assert len(both.driver.leases()) == 1
 
 
+def test_what_is_cached_outlives_a_restart_of_all(both: Both, fake: FakeRegistry, put: Put) -> None:
+    """An image without a name is whole, and the image service does not tidy it away."""
+    put("team/model", "v1", {"weights": DATA})
+    name = str(fake.reference("team/model", "v1"))
+    both.driver.publish("pod", reference=name)
+    both.driver.unpublish("pod")
+    listed = both.client.images()
+    both.restart()
+    both.collect()
+    assert both.client.images() == listed
+    fake.clear_log()
+    assert (both.driver.publish("next", reference=name) / "weights").read_bytes() == DATA
+    assert served(fake) == 0
+
+
 def test_an_ordinary_image_is_a_volume_and_stays_an_image(
     both: Both, daemon: Daemon, fake: FakeRegistry
 ) -> None:
