@@ -7,6 +7,7 @@ image's name; all else is as shipped.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,9 +47,11 @@ def test_the_option_for_containerd_is_accepted(cluster: Rig, tmp_path: Path) -> 
     assert {"/run/containerd", "/var/lib/containerd", "/run/unlade"} <= set(paths.values())
 
 
-@pytest.fixture(scope="module")
-def installed(cluster: Rig, tmp_path_factory: pytest.TempPathFactory, full: bool) -> Iterator[Rig]:
-    """The driver, installed as its README says."""
+@pytest.fixture(scope="module", params=["directory", "containerd"])
+def installed(
+    cluster: Rig, tmp_path_factory: pytest.TempPathFactory, full: bool, request: pytest.FixtureRequest
+) -> Iterator[Rig]:
+    """The driver, installed as its README says, with either store."""
     if not full:
         pytest.skip("takes a minute; run with UNLADE_FULL=1")
     if not agent_image.fits():
@@ -67,6 +70,17 @@ def installed(cluster: Rig, tmp_path_factory: pytest.TempPathFactory, full: bool
     ):
         assert shipped in text
         text = text.replace(shipped, here)
+    if request.param == "containerd":
+        text = text.replace("#containerd# ", "")
+        (node.directory / "csi-locks").mkdir(exist_ok=True)
+        for shipped, here in (
+            (r"(?<==)/run/containerd/containerd\.sock$", str(node.containerd_socket)),
+            (r"(?<=ath: )/run/containerd$", str(node.containerd_socket)),
+            (r"(?<=ath: )/var/lib/containerd$", f"{node.directory}/containerd/root"),
+            (r"(?<= path: )/run/unlade$", f"{node.directory}/csi-locks"),
+        ):
+            text, count = re.subn(shipped, here, text, flags=re.MULTILINE)
+            assert count, shipped
     for name in NEEDED:
         cluster.kubectl("apply", "-f", str(DEPLOY / name))
     manifest = scratch / "daemonset.yaml"
