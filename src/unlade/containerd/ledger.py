@@ -30,6 +30,13 @@ from unlade.store import Lease
 RECORDS_LOCK: Final = "records"
 
 
+class RemovedMeanwhile(StoreError):
+    """A record that was just written is gone: somebody removes images."""
+
+    code = "removed-meanwhile"
+    retryable = True
+
+
 class Ledger:
     """The artifacts that containerd's records describe; thread-safe.
 
@@ -103,7 +110,7 @@ class Ledger:
                     failpoints.reach("containerd.record.name")
             image = self.by_id(made.id)
         if image is None:
-            raise StoreError(
+            raise RemovedMeanwhile(
                 f"the record of {tuples[0].reference} was removed while it was made",
                 next_step="pull it again",
             )

@@ -11,12 +11,13 @@ supplied it (V5). Called by the CSI driver.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from unlade.containerd import labels, records
 from unlade.containerd.connection import Containerd
 from unlade.containerd.handlers import recall
-from unlade.containerd.ledger import Ledger
+from unlade.containerd.ledger import Ledger, RemovedMeanwhile
 from unlade.containerd.naming import diff_id
 from unlade.containerd.records import ArtifactImage, ImageTuple
 from unlade.containerd.synthetic import synthesize
@@ -49,18 +50,25 @@ class Shelf:
         return image is not None and self._ledger().is_complete(image, self._tuples(found, image.tree))
 
     def put(self, found: Sequence[Found], done: Delivered, lease: Lease) -> None:
-        """Keep a delivered tree until its image is removed; idempotent. Raises NotInStore when it is gone."""
+        """Keep a delivered tree until its image is removed; idempotent. Raises NotInStore when it is gone.
+
+        The lease holds it then, too: an image may be removed at once.
+        """
         assert done.tree is not None
         if not lease.hold_tree(done.tree):
             raise NotInStore(
                 f"the tree {done.tree} was collected before it could be used", next_step="try again"
             )
         ledger = self._ledger()
-        tuples = self._tuples(found, done.tree)
+        with suppress(RemovedMeanwhile):
+            self._write(ledger, found, done, lease)
+
+    def _write(self, ledger: Ledger, found: Sequence[Found], done: Delivered, lease: Lease) -> None:
+        assert done.tree is not None
         diff = diff_id(self._containerd.salt(), done.tree)
         ledger.write(
             synthesize(done.tree, diff, size=done.size, host=self._host),
-            records.stamped(tuples),
+            records.stamped(self._tuples(found, done.tree)),
             snapshots={self._snapshotter: str(diff)},
             facts={
                 labels.TREE: str(done.tree),

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
+import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -28,7 +30,7 @@ from unlade.csi.holding import DirHolder, forget_lost, mounted
 from unlade.delivery import AsTree, Delivered, Engine, Found, Request
 from unlade.model import Deadline, Digest, Reference
 from unlade.planning import Plan
-from unlade.store import DirStore, Lease, collect
+from unlade.store import DirStore, Lease, NotInStore, collect
 from unlade.transfer import Progress, silent
 from unlade.tree import Tree
 
@@ -37,6 +39,10 @@ _log = logging.getLogger(__name__)
 # Of a call that a kubelet waits for: enough for a busy containerd, too little for one that restarts.
 _BRIEF: Final = 3.0
 _SCOPE_DIGITS: Final = 12
+# Somebody removes images in the moment in which they are wanted; not often in a row.
+_TRIES: Final = 2
+# Whoever asked for a delivery holds it within a moment, or is gone.
+_LANDED: Final = 60.0
 
 
 class Invisible(ContainerdError):
@@ -80,6 +86,8 @@ class ContainerdHolder:
         self._shelf = Shelf(containerd, snapshotter)
         self._looking = ContainerdTrees(self._brief, snapshotter)
         self._prefix = f"unlade-{hashlib.sha256(scope.encode()).hexdigest()[:_SCOPE_DIGITS]}-"
+        self._landing = threading.Lock()
+        self._landed: dict[Digest, tuple[float, ExitStack]] = {}
         self.trees = _FoundTrees(containerd, snapshotter)
 
     def find(self, tree: Digest) -> Tree | None:
@@ -103,6 +111,7 @@ class ContainerdHolder:
         leases.try_hold_snapshot(self._brief, lease, self._snapshotter, snapshot)
         found = self._visible(tree)
         if found is not None:
+            self._let_go_of(tree)
             return found
         if made:
             leases.end(self._brief, lease)
@@ -132,18 +141,49 @@ class ContainerdHolder:
         deadline: Deadline | None = None,
         progress: Progress = silent,
     ) -> Delivered:
+        for _ in range(_TRIES):
+            with suppress(NotInStore):
+                return self._deliver(engine, plan, found, request, deadline, progress)
+        return self._deliver(engine, plan, found, request, deadline, progress)
+
+    def _deliver(
+        self,
+        engine: Engine,
+        plan: Plan,
+        found: Sequence[Found],
+        request: Request,
+        deadline: Deadline | None,
+        progress: Progress,
+    ) -> Delivered:
+        """Raises NotInStore when a tree that was found was collected before it was on the shelf."""
         image = self._shelf.find(engine.tree_key(plan))
         origins: tuple[Reference, ...] = ()
         if image is not None and len(found) == 1:
             # A merged tree is of several repositories: having supplied a part of it entitles to nothing.
             origins = tuple(Reference.parse(name) for name in sorted(image.origins))
         purpose = f"volume of {plan.reference}"
-        with leases.lease(self._containerd, purpose, snapshotter=self._snapshotter, late=True) as lease:
+        with ExitStack() as stack:
+            lease = stack.enter_context(
+                leases.lease(self._containerd, purpose, snapshotter=self._snapshotter, late=True)
+            )
             held = replace(request, destination=AsTree(lease, origins))
             done = engine.carry_out(plan, found, held, deadline=deadline, progress=progress)
             if not (done.cached and self._shelf.has(image, found)):
                 self._shelf.put(found, done, lease)
+                assert done.tree is not None
+                self._land(done.tree, stack.pop_all())
         return done
+
+    def _land(self, tree: Digest, lease: ExitStack) -> None:
+        """Keep a delivery's lease until a volume's own holds the tree, or nobody came for it."""
+        self._let_go_of(tree)
+        with self._landing:
+            self._landed[tree] = (time.monotonic(), lease)
+
+    def _let_go_of(self, tree: Digest) -> None:
+        with self._landing:
+            _, lease = self._landed.pop(tree, (0.0, ExitStack()))
+        lease.close()
 
     def forget_lost(self, request: Request) -> None:
         forget_lost(self._store, self.trees.find, request)
@@ -154,6 +194,10 @@ class ContainerdHolder:
 
     def tidy(self) -> None:
         """End what killed deliveries left; drop records whose tree the kubelet has collected."""
+        with self._landing:
+            late = [tree for tree, (at, _) in self._landed.items() if time.monotonic() - at > _LANDED]
+        for tree in late:
+            self._let_go_of(tree)
         leases.end_dead(self._brief)
         for record in self._store.images.all():
             if record.tree is not None and self._looking.find(record.tree) is None:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ from tests.fakes.registry import FakeRegistry
 from tests.rig.containerd.daemon import Daemon
 from tests.rig.node.client import Client
 from tests.unit.csi.conftest import Put, fake, put, refused
+from tests.unit.csi.test_lives import CALLERS, NAMES, files, life
 from unlade.containerd import leases
 from unlade.containerd.images import ImageRecords
 from unlade.cri.service import NodeConfig, NodeService
@@ -346,6 +348,33 @@ def test_an_agent_that_cannot_see_containerd_s_directories_says_so(
         place.with_suffix(".away").rename(place)
     refused(error, CODE.FAILED_PRECONDITION, "cannot be seen", "next: give the agent's pod")
     driver.publish("second", reference=name)
+
+
+def test_lives_while_images_are_removed(
+    driver: Driver, contained: InContainerd, fake: FakeRegistry, put: Put
+) -> None:
+    """Random lives of volumes by several callers while tags move, and all images go again and again."""
+    for name in NAMES:
+        put(name, "v1", files(name, 0))
+    ended = [threading.Event() for _ in range(CALLERS)]
+    with ThreadPoolExecutor(CALLERS) as callers:
+        running = [callers.submit(life, driver, fake, number, ended[number]) for number in range(CALLERS)]
+        version = 0
+        while not all(event.wait(0.02) for event in ended):
+            version += 1
+            name = NAMES[version % len(NAMES)]
+            put(name, "v1", files(name, version))
+            if version % 5 == 0:
+                driver.collect()
+        for one in running:
+            one.result()
+    driver.nothing_left()
+    driver.restart()
+    driver.nothing_left()
+    driver.collect()
+    with contained.connect() as containerd:
+        assert contained_trees(containerd, "overlayfs") == set()
+        assert leases.kept(containerd, "") == []
 
 
 def test_two_drivers_of_one_containerd_leave_each_other_alone(
