@@ -75,10 +75,11 @@ def machine(tools: Tools) -> dict[str, Any]:
     with open("/proc/loadavg", encoding="ascii") as load:
         busy = load.read().split()[0]
     commit = _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
+    kernel = platform.release().partition("-")[0]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit,
-        "machine": f"{len(_cpus())} cores ({_cpus()[0]}), {memory} GB, Linux {platform.release()}",
+        "machine": f"{len(_cpus())} cores ({_cpus()[0]}), {memory} GB, Linux {kernel}",
         "load": busy,
         "versions": {
             "python": platform.python_version(),
