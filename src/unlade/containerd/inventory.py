@@ -73,7 +73,9 @@ def take(containerd: Containerd, default: str) -> Inventory:
     rows = [row for row in every.values() if records.is_id(row.name)]
     parts = {}
     for row in rows:
-        names = [one.reference for one in records.tuples_of(row) if one.handler == default]
+        # Tuples with options have no name: what goes by that name is another image.
+        tuples = records.tuples_of(row)
+        names = [one.reference for one in tuples if one.handler == default and not one.options]
         named = {every[name].target for name in names if name in every}
         parts[row.name] = _components(content, row, {row.target, *named})
     found = [one for row in sorted(rows, key=lambda row: row.name) for one in _holdings(row, parts[row.name])]

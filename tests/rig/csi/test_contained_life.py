@@ -23,6 +23,7 @@ from tests.unit.csi.conftest import Put, fake, put, refused
 from tests.unit.csi.test_lives import CALLERS, NAMES, files, life
 from unlade.containerd import leases
 from unlade.containerd.images import ImageRecords
+from unlade.containerd.inventory import take
 from unlade.cri.service import NodeConfig, NodeService
 from unlade.csi import service as csi_service
 from unlade.csi.service import InContainerd, Shared
@@ -193,6 +194,11 @@ def test_an_ordinary_image_is_a_volume_and_stays_an_image(
     daemon.without_tls(fake.host)
     pulled = both.client.pull(name)
     assert pulled == str(Digest.of(config))
+    with both.contained.connect() as containerd:
+        listed = take(containerd, "runc").holdings
+    shown = {(one.references[0], one.options.split(" ")[0]): one for one in listed if one.references}
+    assert {(name, ""), (name, "volume")} <= shown.keys(), "`unlade images` tells them apart"
+    assert shown[name, "volume"].shared == 0
     found = both.client.status(name)
     assert found is not None
     assert found.id == pulled
