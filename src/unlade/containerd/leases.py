@@ -190,7 +190,7 @@ def keep(containerd: Containerd, lease_id: str, purpose: str) -> bool:
         containerd.call(_CREATE, request, "make a lease")
     except Exists:
         return False
-    failpoints.reach("containerd.lease.kept")
+    failpoints.reach("volume.lease.kept")
     return True
 
 
@@ -203,7 +203,7 @@ def kept(containerd: Containerd, prefix: str) -> list[str]:
 def end(containerd: Containerd, lease_id: str) -> None:
     """End a lease by its name; idempotent. What only it held goes with containerd's next collection."""
     _end(containerd, lease_id, sync=False)
-    failpoints.reach("containerd.lease.ended")
+    failpoints.reach("volume.lease.ended")
 
 
 def end_dead(containerd: Containerd, *, dry_run: bool = False) -> list[str]:

@@ -44,7 +44,7 @@ def test_killed_anywhere_nothing_leaks_and_nothing_changes(
     put("team/other", "v1", {"file": b"other"})
     points = traced(tmp_path / "traced", fake.host, f"containerd={_fresh(daemon)}")
     names = {point.partition(":")[0] for point in points}
-    assert {"containerd.lease.kept", "containerd.lease.ended", "containerd.snapshot.committed"} <= names
+    assert {"volume.lease.kept", "volume.lease.ended", "containerd.snapshot.committed"} <= names
     assert {"containerd.record.id", "csi.publish.held", "csi.unpublish.released"} <= names
     chosen = points[part :: len(PARTS)] if FULL else _sample(points)
     for number, point in enumerate(chosen):
@@ -65,7 +65,7 @@ def test_killed_anywhere_nothing_leaks_and_nothing_changes(
 
 
 def _sample(points: list[str]) -> list[str]:
-    ours = [point for point in points if point.startswith(("csi.", "containerd."))]
+    ours = [point for point in points if point.startswith(("csi.", "containerd.", "volume."))]
     return random.Random(15).sample(ours, SAMPLE)
 
 

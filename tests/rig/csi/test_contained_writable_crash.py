@@ -37,7 +37,7 @@ def test_killed_anywhere_nothing_leaks_and_nothing_is_lost(
     points = traced(tmp_path / "traced", fake.host, f"containerd={fresh()}")
     chosen = points[part :: len(PARTS)]
     if not FULL:
-        ours = [point for point in points if point.startswith(("csi.writable.", "containerd.lease."))]
+        ours = [point for point in points if point.startswith(("csi.writable.", "volume.lease."))]
         chosen = random.Random(15).sample(ours, SAMPLE)
     for number, point in enumerate(chosen):
         base, contained = tmp_path / str(number), fresh()

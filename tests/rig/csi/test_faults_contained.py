@@ -28,11 +28,11 @@ PUBLISH = (
     "containerd.snapshot.committed",
     "containerd.record.id",
     "store.image.recorded",
-    "containerd.lease.kept",
+    "volume.lease.kept",
     "csi.publish.held",
     "csi.publish.mounted",
 )
-UNPUBLISH = ("csi.unpublish.unmounted", "containerd.lease.ended", "csi.unpublish.released")
+UNPUBLISH = ("csi.unpublish.unmounted", "volume.lease.ended", "csi.unpublish.released")
 
 
 @pytest.fixture
