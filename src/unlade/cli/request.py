@@ -6,7 +6,6 @@ is only the destination.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -58,11 +57,17 @@ _OPTIONS: Final = (
 )
 
 
-# As many as keep the machine busy; the library's own default.
+def _default_jobs() -> int:
+    # Imported when a command runs: help needs no engine.
+    from unlade.delivery.engine import DEFAULT_JOBS
+
+    return DEFAULT_JOBS
+
+
 jobs_option: Final = click.option(
     "--jobs",
     type=click.IntRange(1, 64),
-    default=lambda: max(2, min(8, os.cpu_count() or 2)),
+    default=_default_jobs,
     show_default="by the number of cores",
     help="Layers at once.",
 )

