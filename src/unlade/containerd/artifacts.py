@@ -18,19 +18,17 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from unlade.containerd import labels, leases, records
+from unlade.containerd import leases, records
 from unlade.containerd.connection import Containerd
 from unlade.containerd.handlers import Handler, Handlers, PullOptions
 from unlade.containerd.ledger import Ledger
-from unlade.containerd.naming import diff_id
 from unlade.containerd.ordinary import OrdinaryImage, manifest_is_image, only_image_layers
 from unlade.containerd.records import ArtifactImage, ImageTuple
 from unlade.containerd.snapshots import ContainerdTrees
-from unlade.containerd.synthetic import synthesize
 from unlade.delivery import AsTree, Engine, Found, Request
 from unlade.errors import InvalidInput
 from unlade.kernel import failpoints
-from unlade.model import Deadline, Descriptor, Digest, Platform, Reference
+from unlade.model import Deadline, Descriptor, Digest, Reference
 from unlade.planning import Plan
 from unlade.registry import CredentialSource, Registry
 from unlade.store import Problem
@@ -83,7 +81,6 @@ class Artifacts:
         self._everywhere = everywhere
         self._registry = registry
         self._ledger = Ledger(containerd, handlers.default)
-        self._host = Platform.host()
         self._trees = {name: ContainerdTrees(containerd, name) for name in handlers.snapshotters()}
         if jobs is None:
             self._engine = Engine(registry, connections=connections)
@@ -138,7 +135,7 @@ class Artifacts:
         tuples = _tuples(wanted, target, places, options, found[0])
         one = _Pull(engine, request, plan, found, tree, tuples, deadline, progress)
         with self.containerd.locks.hold(f"pull-{tree.hex}", deadline=deadline):
-            image = self._ledger.by_id(self._id(tree))
+            image = self._ledger.by_tree(tree)
             present = [self._trees[name].find(tree) is not None for name in places]
             if any(present):
                 self._prove(one, image)
@@ -221,10 +218,6 @@ class Artifacts:
         }
         return (target.snapshotter, *sorted(others - {target.snapshotter}))
 
-    def _id(self, tree: Digest) -> str:
-        """The ID of a tree's image; its size does not matter to it."""
-        return synthesize(tree, diff_id(self.containerd.salt(), tree), size=0, host=self._host).id
-
     def _prove(self, one: _Pull, image: ArtifactImage | None) -> None:
         """A tree that is here goes to those who could have fetched it (V5, delivery.possession)."""
         origins = [Reference.parse(name) for name in image.origins] if image else []
@@ -245,19 +238,7 @@ class Artifacts:
                 )
                 cached = cached and done.cached
                 failpoints.reach("containerd.pull.delivered")
-            diff = diff_id(self.containerd.salt(), one.tree)
-            image = self._ledger.write(
-                synthesize(one.tree, diff, size=done.size, host=self._host),
-                one.tuples,
-                snapshots={name: str(diff) for name in places},
-                facts={
-                    labels.TREE: str(one.tree),
-                    labels.FAMILY: one.plan.family,
-                    labels.SIZE: str(done.size),
-                    labels.ENTRIES: str(done.entries),
-                },
-                lease=lease,
-            )
+            image = self._ledger.write(done, one.tuples, snapshotters=places, lease=lease)
         return replace(image, cached=cached)
 
 

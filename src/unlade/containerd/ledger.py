@@ -19,11 +19,13 @@ from unlade.containerd.connection import Containerd
 from unlade.containerd.content import ContainerdStore
 from unlade.containerd.errors import Missing
 from unlade.containerd.images import ImageRecords, Row
+from unlade.containerd.naming import diff_id, snapshot_name
 from unlade.containerd.records import ArtifactImage, ImageTuple
-from unlade.containerd.synthetic import SyntheticImage
+from unlade.containerd.synthetic import SyntheticImage, synthesize
+from unlade.delivery import Delivered
 from unlade.errors import StoreError
 from unlade.kernel import failpoints
-from unlade.model import Digest
+from unlade.model import Digest, Platform
 from unlade.store import Lease
 
 # Whoever changes tuples, of artifacts or of ordinary images, holds this.
@@ -48,6 +50,7 @@ class Ledger:
         self._default = default
         self._content = ContainerdStore(containerd)
         self._images = ImageRecords(containerd)
+        self._host = Platform.host()
 
     # Reading.
 
@@ -55,6 +58,11 @@ class Ledger:
         """The artifact of this image ID; None when there is none of ours."""
         row = self._images.get(image_id)
         return records.decode(row) if row is not None else None
+
+    def by_tree(self, tree: Digest) -> ArtifactImage | None:
+        """The artifact that stands for a tree; None when no record keeps it."""
+        # Its size is no part of its ID.
+        return self.by_id(self._image_of(tree, 0).id)
 
     def by_tuple(self, name: str, handler: str, options: str) -> ArtifactImage | None:
         """The artifact that a reference leads to for this handler and these options."""
@@ -88,17 +96,25 @@ class Ledger:
 
     def write(
         self,
-        made: SyntheticImage,
+        done: Delivered,
         tuples: Sequence[ImageTuple],
         *,
-        snapshots: Mapping[str, str],
-        facts: Mapping[str, str],
+        snapshotters: Sequence[str],
         lease: Lease,
     ) -> ArtifactImage:
-        """Record an image and what leads to it; the snapshots (by snapshotter) are held by the lease.
+        """Record the image of a delivered tree and what leads to it; its snapshots are held by the lease.
 
         Idempotent. A tuple that led to another image leads to this one afterwards.
         """
+        assert done.tree is not None
+        made = self._image_of(done.tree, done.size)
+        snapshots = dict.fromkeys(snapshotters, snapshot_name(self._containerd, done.tree))
+        facts = {
+            labels.TREE: str(done.tree),
+            labels.FAMILY: done.plan.family,
+            labels.SIZE: str(done.size),
+            labels.ENTRIES: str(done.entries),
+        }
         with self._locked():
             self._put_content(made, snapshots, lease)
             self._put_id(made, tuples, facts)
@@ -157,6 +173,9 @@ class Ledger:
 
     def _locked(self) -> AbstractContextManager[None]:
         return self._containerd.locks.hold(RECORDS_LOCK)
+
+    def _image_of(self, tree: Digest, size: int) -> SyntheticImage:
+        return synthesize(tree, diff_id(self._containerd.salt(), tree), size=size, host=self._host)
 
     def _put_content(self, made: SyntheticImage, snapshots: Mapping[str, str], lease: Lease) -> None:
         keeps = {f"{labels.GC_SNAPSHOT}.{snapshotter}": name for snapshotter, name in snapshots.items()}

@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from unlade.containerd import labels, records
+from unlade.containerd import records
 from unlade.containerd.connection import Containerd
 from unlade.containerd.handlers import recall
 from unlade.containerd.ledger import Ledger, RemovedMeanwhile
-from unlade.containerd.naming import diff_id
 from unlade.containerd.records import ArtifactImage, ImageTuple
-from unlade.containerd.synthetic import synthesize
 from unlade.delivery import Delivered, Found
-from unlade.model import Digest, Platform
+from unlade.model import Digest
 from unlade.store import Lease, NotInStore
 
 # Where no image service has noted the node's handlers: the name that containerd itself has for its default.
@@ -38,12 +36,11 @@ class Shelf:
     def __init__(self, containerd: Containerd, snapshotter: str) -> None:
         self._containerd = containerd
         self._snapshotter = snapshotter
-        self._host = Platform.host()
         self._handler = ""
 
     def find(self, tree: Digest) -> ArtifactImage | None:
         """The image that keeps a tree, whoever made it; its `origins` are who supplied the tree (V5)."""
-        return self._ledger().by_id(self._id(tree))
+        return self._ledger().by_tree(tree)
 
     def has(self, image: ArtifactImage | None, found: Sequence[Found]) -> bool:
         """Whether an image that was found is kept for these references, too."""
@@ -59,25 +56,13 @@ class Shelf:
             raise NotInStore(
                 f"the tree {done.tree} was collected before it could be used", next_step="try again"
             )
-        ledger = self._ledger()
         with suppress(RemovedMeanwhile):
-            self._write(ledger, found, done, lease)
-
-    def _write(self, ledger: Ledger, found: Sequence[Found], done: Delivered, lease: Lease) -> None:
-        assert done.tree is not None
-        diff = diff_id(self._containerd.salt(), done.tree)
-        ledger.write(
-            synthesize(done.tree, diff, size=done.size, host=self._host),
-            records.stamped(self._tuples(found, done.tree)),
-            snapshots={self._snapshotter: str(diff)},
-            facts={
-                labels.TREE: str(done.tree),
-                labels.FAMILY: done.plan.family,
-                labels.SIZE: str(done.size),
-                labels.ENTRIES: str(done.entries),
-            },
-            lease=lease,
-        )
+            self._ledger().write(
+                done,
+                records.stamped(self._tuples(found, done.tree)),
+                snapshotters=(self._snapshotter,),
+                lease=lease,
+            )
 
     def _ledger(self) -> Ledger:
         return Ledger(self._containerd, self._default())
@@ -88,10 +73,6 @@ class Shelf:
             noted = recall(self._containerd)
             self._handler = noted.default if noted is not None else _HANDLER
         return self._handler
-
-    def _id(self, tree: Digest) -> str:
-        """The ID of a tree's image; its size does not matter to it."""
-        return synthesize(tree, diff_id(self._containerd.salt(), tree), size=0, host=self._host).id
 
     def _tuples(self, found: Sequence[Found], tree: Digest) -> list[ImageTuple]:
         resolved = {records.record_name(one.reference): one.resolved for one in found}
