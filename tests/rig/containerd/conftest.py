@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,8 @@ Connect = Callable[[], Containerd]
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    # A short path: shims' sockets are limited to some hundred characters.
-    with tempfile.TemporaryDirectory(prefix="ctd-", ignore_cleanup_errors=True) as base:
-        running = Daemon(Path(base))
-        try:
-            yield running
-        finally:
-            running.close()
+    with Daemon.running() as running:
+        yield running
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ garbage is collected only when asked, so that content without a lease stays unti
 from __future__ import annotations
 
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rig.engines import binary
@@ -49,6 +52,18 @@ class Daemon:
         (base / "config.toml").write_text(_CONFIG.format(base=base))
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[Daemon]:
+        """One in a directory of its own, until the block ends."""
+        # A short path: shims' sockets are limited to some hundred characters.
+        with tempfile.TemporaryDirectory(prefix="ctd-", ignore_cleanup_errors=True) as base:
+            daemon = cls(Path(base))
+            try:
+                yield daemon
+            finally:
+                daemon.close()
 
     def start(self) -> None:
         """Start it and wait until it answers."""

@@ -4,7 +4,6 @@ store, and no containerd socket given to the driver."""
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,13 +74,8 @@ def service(cluster: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    # A short path: shims' sockets are limited to some hundred characters.
-    with tempfile.TemporaryDirectory(prefix="csi-", ignore_cleanup_errors=True) as base:
-        running = Daemon(Path(base))
-        try:
-            yield running
-        finally:
-            running.close()
+    with Daemon.running() as running:
+        yield running
 
 
 @pytest.fixture
