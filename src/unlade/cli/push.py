@@ -98,8 +98,8 @@ def push(
         chosen["jobs"] = jobs
     if options["compression"] == "gzip" and not same_everywhere():
         settings.note(
-            "warning: this Python's zlib compresses differently from the usual one: digests will differ from "
-            "other machines' (use --compression none where they must agree)"
+            "warning: zlib-ng is missing here or of another version: digests will differ from those of other "
+            "machines (install zlib-ng 1.0, or use --compression none where they must agree)"
         )
     progress = settings.progress()
     with settings.registry([reference, *([about] if about else [])]) as registry:
