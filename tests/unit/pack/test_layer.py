@@ -24,7 +24,7 @@ from unlade.pack.listing import Entry, list_tree
 from unlade.pack.tar import TarLayout, header, in_blocks
 
 RECORDED = (
-    "sha256:ad670f4c348ed479e8fb7412b43966d387cce2f9b8ee3c47b081975c291964ca",
+    "sha256:f9f7dc8759507aa7923e3bdd44e48a85f49b4ca05b068b9acd5b1d3c141fad58",
     "sha256:40bbe02c54336f525e872595a8aebba5819ecb8378e28ecefb4991b7efd06434",
 )
 
