@@ -27,7 +27,7 @@ import msgspec
 
 from unlade.errors import UnladeError
 from unlade.model import Deadline, Descriptor, DiffID, Digest, mediatypes
-from unlade.pack.compress import BLOCK_SIZE, Compression, compress, media_suffix
+from unlade.pack.compress import BLOCK_SIZE, Block, Compression, compress, media_suffix
 from unlade.pack.listing import Entry, PackPolicy, SourceChanged, UnpackableSource, list_tree
 from unlade.pack.tar import TarLayout, in_blocks
 
@@ -103,7 +103,7 @@ def pack_tree(
     deadline = deadline or Deadline.never()
     diff = hashlib.sha256()
 
-    def tar_blocks() -> Iterator[bytes]:
+    def tar_blocks() -> Iterator[bytearray]:
         for block in in_blocks(layout.chunks(), BLOCK_SIZE):
             deadline.check()
             diff.update(block)
@@ -205,7 +205,7 @@ class _Spool:
     def digest(self) -> Digest:
         return Digest("sha256", self._sha.hexdigest())
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Block) -> None:
         self._sha.update(data)
         self.size += len(data)
         with _explained():

@@ -37,22 +37,9 @@ _PAX_NAME = b"PaxHeaders/entry"
 
 def header(entry: Entry) -> bytes:
     """The blocks that stand before an entry's data: one, or three and more where pax records are needed."""
-    name = entry.name + b"/" if entry.kind == "dir" else entry.name
-    records = b""
-    if len(name) > 100:
-        records += _record(b"path", name)
-    if len(entry.link) > 100:
-        records += _record(b"linkpath", entry.link)
-    if entry.size > _MAX_OCTAL:
-        records += _record(b"size", b"%d" % entry.size)
-    if entry.mtime < 0 or entry.mtime > _MAX_OCTAL:
-        records += _record(b"mtime", b"%d" % entry.mtime)
-    if entry.uid > _MAX_ID:
-        records += _record(b"uid", b"%d" % entry.uid)
-    if entry.gid > _MAX_ID:
-        records += _record(b"gid", b"%d" % entry.gid)
+    records = _records(entry)
     own = _ustar(
-        name[:100],
+        _name(entry)[:100],
         _TYPES[entry.kind],
         size=entry.size if entry.size <= _MAX_OCTAL else 0,
         mode=entry.mode,
@@ -66,6 +53,35 @@ def header(entry: Entry) -> bytes:
     return _ustar(_PAX_NAME, b"x", size=len(records)) + _padded(records) + own
 
 
+def header_size(entry: Entry) -> int:
+    """The length of `header`, without making it."""
+    records = _records(entry)
+    return 2 * BLOCK + _blocks(len(records)) if records else BLOCK
+
+
+def _name(entry: Entry) -> bytes:
+    return entry.name + b"/" if entry.kind == "dir" else entry.name
+
+
+def _records(entry: Entry) -> bytes:
+    """The pax records of what a ustar header has no room for; empty for nearly every entry."""
+    name = _name(entry)
+    records = b""
+    if len(name) > 100:
+        records += _record(b"path", name)
+    if len(entry.link) > 100:
+        records += _record(b"linkpath", entry.link)
+    if entry.size > _MAX_OCTAL:
+        records += _record(b"size", b"%d" % entry.size)
+    if entry.mtime < 0 or entry.mtime > _MAX_OCTAL:
+        records += _record(b"mtime", b"%d" % entry.mtime)
+    if entry.uid > _MAX_ID:
+        records += _record(b"uid", b"%d" % entry.uid)
+    if entry.gid > _MAX_ID:
+        records += _record(b"gid", b"%d" % entry.gid)
+    return records
+
+
 class TarLayout:
     """A tar that is not there yet: its size, and its bytes from any offset, read when asked."""
 
@@ -75,7 +91,7 @@ class TarLayout:
         position = 0
         for entry in entries:
             self._starts.append(position)
-            position += len(header(entry)) + _blocks(entry.size)
+            position += header_size(entry) + _blocks(entry.size)
         self._end = position
         self.size = position + len(END)
 
@@ -156,23 +172,25 @@ class ChunkReader(io.RawIOBase):
         super().close()
 
 
-def in_blocks(chunks: Iterable[bytes], size: int = READ_SIZE) -> Iterator[bytes]:
+def in_blocks(chunks: Iterable[bytes], size: int = READ_SIZE) -> Iterator[bytearray]:
     """The same bytes in pieces of exactly `size` (the last may be shorter): many small files, few calls."""
-    pending: list[bytes] = []
-    held = 0
+    block, filled = bytearray(size), 0
     for chunk in chunks:
-        pending.append(chunk)
-        held += len(chunk)
-        if held < size:
-            continue
-        joined = memoryview(b"".join(pending))
-        whole = held - held % size
-        for start in range(0, whole, size):
-            yield bytes(joined[start : start + size])
-        pending = [bytes(joined[whole:])]
-        held -= whole
-    if held:
-        yield b"".join(pending)
+        rest = memoryview(chunk)
+        while rest:
+            count = min(size - filled, len(rest))
+            block[filled : filled + count] = rest[:count]
+            rest = rest[count:]
+            filled += count
+            if filled == size:
+                yield block
+                block, filled = (
+                    bytearray(size),
+                    0,
+                )  # the last one is the receiver's, to keep as long as it likes
+    if filled:
+        del block[filled:]
+        yield block
 
 
 def _file_chunks(entry: Entry, offset: int) -> Iterator[bytes]:
