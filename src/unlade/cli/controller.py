@@ -6,13 +6,12 @@ to stderr as JSON lines, because a daemon's reader is a collector. It ends with 
 having given its lease back; with anything else it ended against its will.
 """
 
-import json
 import logging
-import sys
 import threading
-from datetime import UTC, datetime
 
 import click
+
+from unlade.cli.service import log_json, service_options
 
 
 @click.command()
@@ -53,13 +52,6 @@ import click
     help="How often every pod is looked at again.",
 )
 @click.option(
-    "--listen",
-    default="0.0.0.0:8080",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Where /healthz, /readyz and /metrics are served.",
-)
-@click.option(
     "--leader-elect/--no-leader-elect", "elect", default=True, help="Run only while holding the lease."
 )
 @click.option("--lease-name", default="unlade-controller", show_default=True, help="Name of the Lease.")
@@ -67,12 +59,7 @@ import click
 @click.option("--lease-duration", type=click.IntRange(2), default=15, show_default=True, metavar="SECONDS")
 @click.option("--renew-deadline", type=click.IntRange(1), default=10, show_default=True, metavar="SECONDS")
 @click.option("--retry-period", type=click.FloatRange(1), default=2.0, show_default=True, metavar="SECONDS")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@service_options("0.0.0.0:8080")
 def controller(
     *,
     names: tuple[str, ...],
@@ -130,31 +117,3 @@ def controller(
     Manager(options, user_agent="unlade-controller").run(
         stop, on_listen=lambda port: log.info("listening on port %d", port)
     )
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback when there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self.fields(record))
-
-    def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """What one line says; a face may add to it."""
-        line: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return line
-
-
-def log_json(level: str) -> None:
-    """Sends the log to stderr as JSON lines."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # urllib3 reports at warning level what our own messages already say better
-    logging.getLogger("urllib3").setLevel(logging.ERROR)

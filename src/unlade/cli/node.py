@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unlade.cli.controller import JsonLines, log_json
 from unlade.cli.node_csi import beside, beside_options, csi
 from unlade.cli.node_install import install, status, uninstall
+from unlade.cli.service import JsonLines, address, grace_option, log_json, service_options
 
 if TYPE_CHECKING:
     from unlade.containerd import Handler
@@ -114,27 +114,8 @@ for _command in (install, uninstall, status, csi):
     help="A registry without TLS; may be repeated.",
 )
 @beside_options
-@click.option(
-    "--listen",
-    default="127.0.0.1:9753",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Where /healthz, /readyz and /metrics are served.",
-)
-@click.option(
-    "--grace",
-    type=click.FloatRange(0),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long running calls may go on after SIGTERM.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@service_options("127.0.0.1:9753")
+@grace_option
 def serve(
     *,
     socket: str,
@@ -181,7 +162,7 @@ def serve(
     from unlade.host.notify import notify
     from unlade.registry import RegistryConfig
 
-    host, port = _address(listen)
+    host, port = address(listen)
     system = RegistryConfig.system()
     registry = replace(
         system, certs_dirs=(*certs_dirs, *system.certs_dirs), plain_http=frozenset(plain_http)
@@ -264,12 +245,3 @@ def _handler(text: str) -> Handler:
         )
     guest = Platform.parse(platform)
     return Handler(name, guest, snapshotter)  # empty: containerd's own for this handler
-
-
-def _address(text: str) -> tuple[str, int]:
-    from unlade.errors import InvalidInput
-
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise InvalidInput(f"--listen {text!r} is not HOST:PORT", next_step="write 127.0.0.1:9753")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host means every address

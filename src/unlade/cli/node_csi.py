@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unlade.cli.controller import log_json
+from unlade.cli.service import address, grace_option, log_json, service_options
 
 if TYPE_CHECKING:
     from unlade.controllers.api import ApiServer
@@ -194,27 +194,8 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="With --writable: where the node's storage capacity is published; $POD_NAMESPACE.",
 )
-@click.option(
-    "--listen",
-    default="127.0.0.1:9754",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Where /healthz, /readyz and /metrics are served.",
-)
-@click.option(
-    "--grace",
-    type=click.FloatRange(0),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long running calls may go on after SIGTERM.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@service_options("127.0.0.1:9754")
+@grace_option
 def csi(
     *,
     listen: str,
@@ -246,9 +227,9 @@ def csi(
         raise InvalidInput(
             f"the driver needs {error.name}, which is not installed", next_step="pip install 'unlade[node]'"
         ) from error
-    from unlade.cli.node import NodeLines, _address
+    from unlade.cli.node import NodeLines
 
-    host, port = _address(listen)
+    host, port = address(listen)
     log_json(log_level)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(NodeLines())

@@ -10,7 +10,8 @@ import pytest
 import urllib3
 
 from unlade.cli import main
-from unlade.cli.node import NodeLines, _address, _handler
+from unlade.cli.node import NodeLines, _handler
+from unlade.cli.service import address
 from unlade.containerd import Handler
 from unlade.cri.observed import Metrics, Window
 from unlade.errors import InvalidInput
@@ -22,14 +23,14 @@ def test_handlers_and_addresses() -> None:
     windows = Platform("windows", "amd64", os_version="10.0.20348", os_features=("win32k",))
     assert _handler("hcs=windows(10.0.20348+win32k)/amd64") == Handler("hcs", windows, "")
     assert _handler("vm=linux/arm64,native") == Handler("vm", Platform.parse("linux/arm64"), "native")
-    assert _address("127.0.0.1:9753") == ("127.0.0.1", 9753)
-    assert _address("[::1]:0") == ("::1", 0)
+    assert address("127.0.0.1:9753") == ("127.0.0.1", 9753)
+    assert address("[::1]:0") == ("::1", 0)
     for text in ("vm", "=linux/arm64", "vm=", "vm=linux/arm64,", "vm=linux"):
         with pytest.raises(InvalidInput):
             _handler(text)
     for text in ("9753", "host:", "host:http"):
         with pytest.raises(InvalidInput):
-            _address(text)
+            address(text)
 
 
 def test_a_wrong_option_ends_before_anything_is_touched(
