@@ -21,10 +21,10 @@ from bench import contenders, content, measure, report, table, tools, works
 from bench.registry import serving
 from rig.engines import cache
 
-# Whole runs, setting up included once content is cached; a work's share of it bounds its rounds.
-FULL_SECONDS, QUICK_SECONDS = 1400, 200
-# (at most, at least): seven say something about a median; two are for a look.
-ROUNDS, QUICK_ROUNDS = (7, 3), (3, 2)
+# Seven say something about a median.
+ROUNDS = 7
+# For a look, (at most, at least): a work's share of the seconds bounds its rounds.
+QUICK_ROUNDS, QUICK_SECONDS = (3, 2), 200
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         "--rounds",
         type=int,
         default=int(os.environ.get("ROUNDS", "0")),
-        help="exactly so many, whatever the time; default: up to 7, at least 3 (quick: 3 and 2)",
+        help="exactly so many, whatever the time; default: 7 (quick: 3, or 2 where time is short)",
     )
     parser.add_argument("--out", type=Path, default=Path("artifacts/bench"))
     parser.add_argument("--prepare", action="store_true", help="make the content, measure nothing")
@@ -92,12 +92,12 @@ def run(key: str, setting: works.Setting, rounds: int) -> dict[str, Any]:
         if key in works.LIMITED:
             here = stack.enter_context(works.limited(here, 1000))
         work = make(here)
-        budget = share * (QUICK_SECONDS if setting.quick else FULL_SECONDS)
-        if rounds:
-            budget = float("inf")
         if isinstance(work, works.Race):
-            most, least = QUICK_ROUNDS if setting.quick else ROUNDS
-            return report.race(work, key, work.run(here.home, rounds or most, least, budget))
+            if setting.quick and not rounds:
+                took = work.run(here.home, *QUICK_ROUNDS, share * QUICK_SECONDS)
+            else:
+                took = work.run(here.home, rounds or ROUNDS)
+            return report.race(work, key, took)
         return report.probe(
             work, key, probe(work, here.home, rounds or (1 if setting.quick else work.rounds))
         )

@@ -1,9 +1,8 @@
 """The works: what is asked of each contender, what ours must reach, and how it is run.
 
 Two kinds. A `Race` is done by ours and by peers, interleaved; its targets are ratios of a peer's median time
-to ours. A `Probe` is done by ours alone; its figures have bounds of their own. How many rounds: seven, or as
-many (at least three) as fit into the work's share of the whole run's time, so that a whole run ends in a time
-that somebody will wait for; the number stands beside each figure.
+to ours. A `Probe` is done by ours alone; its figures have bounds of their own. The number of rounds stands
+beside each figure.
 """
 
 from __future__ import annotations
@@ -70,7 +69,9 @@ class Race:
     targets: list[Target] = field(default_factory=list)
     note: str = ""
 
-    def run(self, home: Path, rounds: int, least: int, budget: float) -> dict[str, list[measure.Cost]]:
+    def run(
+        self, home: Path, rounds: int, least: int = 3, budget: float = float("inf")
+    ) -> dict[str, list[measure.Cost]]:
         """Interleave the contenders (ABBA); compare what they made with ours after each round.
 
         Ends after so many rounds, or when another one would not fit into the budget of seconds, but not
@@ -374,7 +375,7 @@ def raw_limited(setting: Setting) -> Race:
     return race
 
 
-# Name → work, and its share of the time of a whole run; a work that needs less leaves the rest to nobody.
+# Name → work, and its share of the time of a quick run; a work that needs less leaves the rest to nobody.
 WORKS: Final[dict[str, tuple[Callable[[Setting], Work], float]]] = {
     "image-3": (image_3, 0.5),
     "image-12": (image_12, 0.12),
