@@ -20,6 +20,7 @@ ROOMS = (
 # What fills a directory needs none of these in its own process: the unpack process has a writer of its own.
 NOT_NEEDED = (
     "sqlite3",
+    "urllib3",
     "unlade.kernel.mounts",
     "unlade.mount.attach",
     "unlade.pack.publish",

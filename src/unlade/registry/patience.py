@@ -14,7 +14,6 @@ import io
 import select
 import socket
 import ssl
-import threading
 import time
 from typing import Any, Final
 
@@ -120,21 +119,6 @@ class Patience:
         self._useful, self._spent = 0, 0.0
 
 
-# The patience of the exchange that this thread is making: http.client builds its response object itself and
-# gives us no way to hand it over.
-_current = threading.local()
-
-
-def set_current(patience: Patience | None) -> None:
-    """Name the patience for responses that this thread opens from now on."""
-    _current.patience = patience
-
-
-def current() -> Patience | None:
-    """The patience of this thread's exchange."""
-    return getattr(_current, "patience", None)
-
-
 class _PatientSocket(io.RawIOBase):
     """Reads a socket under a Patience; keeps the socket alive as `socket.SocketIO` does."""
 
@@ -146,11 +130,14 @@ class _PatientSocket(io.RawIOBase):
         self._patience = patience
         self._tick = -1.0
         self._failed: BaseException | None = None
+        self._over = False
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Any) -> int | None:
+        if self._over:
+            return None
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -191,18 +178,40 @@ class _PatientSocket(io.RawIOBase):
             self._failed = error
         return got
 
+    def stop(self) -> None:
+        """Receive nothing more: a reader above gets what it already has."""
+        self._over = True
+
     def close(self) -> None:
         if not self.closed:
             self._holder.close()
         super().close()
 
 
-class PatientResponse(http.client.HTTPResponse):
-    """An http.client response that reads through the current Patience."""
+class _Reader(io.BufferedReader):
+    """A buffer that knows, once closed, whether something in it was never read."""
 
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, raw: _PatientSocket) -> None:
+        super().__init__(raw, _BUFFER)
+        self._patient = raw
+        self.excess = False
+
+    def close(self) -> None:
+        if not self.closed:
+            self._patient.stop()
+            self.excess = bool(self.peek(1))
+        super().close()
+
+
+class PatientResponse(http.client.HTTPResponse):
+    """An http.client response that reads under a Patience."""
+
+    def __init__(self, patience: Patience, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        patience = current()
-        if patience is not None:
-            holder = self.fp.detach()
-            self.fp = io.BufferedReader(_PatientSocket(sock, holder, patience), _BUFFER)
+        self._reader = _Reader(_PatientSocket(sock, self.fp.detach(), patience))
+        self.fp = self._reader
+
+    @property
+    def excess(self) -> bool:
+        """After `close`: whether bytes had arrived that are not part of the answer."""
+        return self._reader.excess

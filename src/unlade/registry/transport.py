@@ -1,34 +1,41 @@
-"""One HTTP exchange: pools, TLS, timeouts, and the translation of every transport error.
+"""One HTTP exchange: proxies, trust, timeouts, and the translation of every transport error.
 
-Owns urllib3: no other module of the project imports it. Knows nothing of registries: no retries, no
-redirects, no authentication (see `session`). Invariant: whatever a server or the network does, the caller
-gets an `Answer` or one of our errors, within the exchange's `Patience`. Bodies are read from the socket
-straight into the caller's buffer. The receive buffer is left to the kernel: setting SO_RCVBUF would turn
-off its autotuning, whose limit is higher than what an unprivileged process may ask for.
+Knows nothing of registries: no retries, no redirects, no authentication (see `session`), and leaves sockets
+to `connections`. Invariant: whatever a server or the network does, the caller gets an `Answer` or one of our
+errors, within the exchange's `Patience`. Bodies are read from the socket straight into the caller's buffer.
+The receive buffer is left to the kernel: setting SO_RCVBUF would turn off its autotuning, whose limit is
+higher than what an unprivileged process may ask for.
 """
 
 from __future__ import annotations
 
+import binascii
 import contextlib
+import functools
 import http.client
+import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import msgspec
-import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.util import Timeout, make_headers, parse_url
 
 from unlade.errors import RegistryError, UnladeError
 from unlade.model import Deadline
-from unlade.registry import patience as patience_
 from unlade.registry.config import RegistryConfig
+from unlade.registry.connections import (
+    ConnectFailed,
+    Connection,
+    Contexts,
+    IdleConnections,
+    Proxy,
+    Route,
+    dial,
+)
 from unlade.registry.errors import (
     BadResponse,
     InvalidHosts,
@@ -41,14 +48,35 @@ from unlade.registry.hosts import TLSSettings
 from unlade.registry.origins import Origin, Url, ip_literal
 from unlade.registry.patience import Patience, PatientResponse
 
-# One blocking send of an upload block must end within this; with blocks of 256 KiB, 9 KB/s will do.
-_SEND_TIMEOUT: Final = 30.0
-# Distinct hosts (mirrors, CDNs) whose pools are kept at once.
-_POOLS: Final = 64
 # An unread rest up to this is drained to keep the connection; beyond it, a new handshake is cheaper.
 _DRAIN: Final = 64 << 10
+# What a request target may hold as it is (RFC 3986, section 3.3 and 3.4), besides letters and digits.
+_TARGET: Final = "/?:@!$&'()*+,;=-._~%"
+_FOLD: Final = re.compile(r"\r\n|\r|\n")
 
 Body = bytes | Callable[[], Iterable[bytes]]
+
+
+class Headers(Mapping[str, str]):
+    """An answer's headers: names in any case, repeated ones joined by a comma (RFC 9110, section 5.3)."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._values: dict[str, str] = {}
+        for name, text in pairs:
+            # A value may go over several lines, which was once allowed.
+            value = " ".join(line.strip(" \t") for line in _FOLD.split(text))
+            key = name.lower()
+            before = self._values.get(key)
+            self._values[key] = value if before is None else f"{before}, {value}"
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Answer:
@@ -57,14 +85,22 @@ class Answer:
     The connection returns to its pool when the body has been read to its end, and is closed otherwise.
     """
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, url: Url, patience: Patience) -> None:
+    def __init__(
+        self,
+        response: PatientResponse,
+        url: Url,
+        patience: Patience,
+        connection: Connection,
+        idle: IdleConnections,
+    ) -> None:
         self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
+        self.headers: Mapping[str, str] = Headers(response.msg.items())
         self.url = url
-        self._response = response
+        self._http = response
         self._patience = patience
-        self._http = cast("http.client.HTTPResponse", cast("Any", response)._fp)
-        self._length: int | None = None if self._http.chunked else self._http.length
+        self._connection = connection
+        self._idle = idle
+        self._length: int | None = None if response.chunked else response.length
         # Whether the end of the body can be told from a broken connection.
         self.framed = bool(self._http.chunked) or self._length is not None
         self._left = self._length
@@ -143,17 +179,20 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back, or close it when the body was not read; idempotent."""
+        """Close the connection unless the body was read to its end; idempotent."""
         if not self._done:
             self._done = True
             self._http.close()
-            self._response.close()
-            self._response.release_conn()
+            self._connection.close()
 
     def _finish(self) -> None:
         self._done = True
         self._http.close()
-        self._response.release_conn()
+        if self._http.excess:
+            # More than the answer: what follows would be taken for the next one.
+            self._connection.close()
+        else:
+            self._idle.keep(self._connection)
 
     def __enter__(self) -> Self:
         return self
@@ -162,45 +201,6 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Patient(HTTPConnection):
-    """What both kinds of connection do: answers are read, and blocks sent, under our limits."""
-
-    response_class = PatientResponse
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock.settimeout(_SEND_TIMEOUT)
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        if self.sock is not None:
-            # urllib3 sends under the connect timeout, which is too short for a block on a thin uplink.
-            self.timeout = _SEND_TIMEOUT
-        super().request(*args, **kwargs)
-
-    def getresponse(self) -> Any:
-        patience = patience_.current()
-        if patience is not None and isinstance(self.timeout, (int, float)):
-            patience.await_answer(self.timeout)
-        return super().getresponse()
-
-
-class _PatientTLS(_Patient, HTTPSConnection):
-    """The same over TLS: its methods come before urllib3's."""
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Patient
-
-
-class _TLSPool(HTTPSConnectionPool):
-    ConnectionCls = _PatientTLS
-
-    def _validate_conn(self, conn: Any) -> None:
-        """Connect; without urllib3's warning when verification is off, which the caller asked for by name."""
-        if conn.is_closed:
-            conn.connect()
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -215,17 +215,13 @@ class Document(msgspec.Struct, frozen=True):
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-class _PoolKey(msgspec.Struct, frozen=True):
-    tls: TLSSettings | None  # None: plain HTTP, which needs no trust store to be loaded
-    proxy: str | None
-
-
 class Transport:
-    """Pools of connections, shared by all threads; `close` when done."""
+    """Connections, shared by all threads; `close` when done."""
 
     def __init__(self, config: RegistryConfig) -> None:
         self._config = config
-        self._managers: dict[_PoolKey, urllib3.PoolManager] = {}
+        self._idle = IdleConnections(config.idle_connections)
+        self._contexts: dict[TLSSettings, ssl.SSLContext] = {}
         self._lock = threading.Lock()
 
     def exchange(
@@ -253,80 +249,64 @@ class Transport:
         if left is not None:
             connect, answer = max(min(connect, left), 0.01), max(min(answer, left), 0.01)
         origin = url.origin
-        proxy = self._proxy(origin)
-        manager = self._manager(tls if origin.scheme == "https" else None, proxy)
-        pool = manager.connection_from_host(origin.host, origin.port, origin.scheme)
-        # For a proxy's answer to CONNECT, the only one that is read before the request is sent.
-        patience.await_answer(connect)
-        patience_.set_current(patience)
+        route = Route(origin, tls if origin.scheme == "https" else None, self._proxy(origin))
+        target = quote(url.target, safe=_TARGET)
+        headers = {"Accept-Encoding": "identity", "User-Agent": self._config.user_agent, **headers}
+        if route.proxy is not None and route.tls is None:
+            # A proxy is told the whole URL; over TLS it only carries bytes.
+            target = f"{origin}{target}"
+            if route.proxy.authorization is not None:
+                headers["Proxy-Authorization"] = route.proxy.authorization
         content = body() if callable(body) else body
+        connection = None
         try:
-            response = pool.urlopen(
-                method,
-                # A proxy is told the whole URL; over TLS it only carries bytes.
-                str(url) if proxy and origin.scheme == "http" else url.target,
-                body=cast("Any", content),
-                headers={"Accept-Encoding": "identity", "User-Agent": self._config.user_agent, **headers},
-                retries=False,
-                redirect=False,
-                assert_same_host=False,
-                timeout=Timeout(connect=connect, read=answer),
-                preload_content=False,
-                decode_content=False,
-            )
-        except (urllib3.exceptions.HTTPError, OSError, ValueError, http.client.HTTPException) as error:
+            connection = self._idle.take(route)
+            if connection is None:
+                # For a proxy's answer to CONNECT, the only one that is read before the request is sent.
+                patience.await_answer(connect)
+                connection = dial(route, self._trust(route), connect, patience)
+            connection.ask(method, target, headers, content)
+            patience.await_answer(answer)
+            response = connection.answer(patience)
+            return Answer(response, url, patience, connection, self._idle)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if not isinstance(error, (OSError, ValueError, http.client.HTTPException)):
+                raise
             # The deadline caused it when it is over: a connect that was cut short is not the registry's
             # fault.
             deadline.check()
-            raise _translate(error, url) from error
+            raise _translate(error, url, route.proxy) from error
         finally:
-            patience_.set_current(None)
             if isinstance(content, Generator):
                 content.close()  # lets go of the file it reads, also when it was not read to its end
-        return Answer(response, url, patience)
 
     def close(self) -> None:
         """Close every idle connection."""
+        self._idle.close()
+
+    def _trust(self, route: Route) -> Contexts:
+        """The TLS contexts of a route. A proxy is verified by the system's authorities alone."""
+        proxy = None
+        if route.proxy is not None and route.proxy.origin.scheme == "https":
+            proxy = self._context(TLSSettings(skip_verify=route.tls is not None and route.tls.skip_verify))
+        return Contexts(None if route.tls is None else self._context(route.tls), proxy)
+
+    def _context(self, tls: TLSSettings) -> ssl.SSLContext:
         with self._lock:
-            managers, self._managers = list(self._managers.values()), {}
-        for manager in managers:
-            manager.clear()
+            context = self._contexts.get(tls)
+            if context is None:
+                context = self._contexts[tls] = _ssl_context(tls)
+            return context
 
-    def _manager(self, tls: TLSSettings | None, proxy: str | None) -> urllib3.PoolManager:
-        key = _PoolKey(tls, proxy)
-        with self._lock:
-            manager = self._managers.get(key)
-            if manager is None:
-                manager = self._managers[key] = self._new_manager(tls, proxy)
-            return manager
-
-    def _new_manager(self, tls: TLSSettings | None, proxy: str | None) -> urllib3.PoolManager:
-        options: dict[str, Any] = {
-            "num_pools": _POOLS,
-            "maxsize": self._config.idle_connections,
-            "socket_options": [
-                (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            ],
-        }
-        if tls is not None:
-            options["ssl_context"] = _ssl_context(tls)
-        if proxy:
-            user = parse_url(proxy).auth
-            headers = make_headers(proxy_basic_auth=unquote(user)) if user else None
-            manager: urllib3.PoolManager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
-        else:
-            manager = urllib3.PoolManager(**options)
-        manager.pool_classes_by_scheme = {"http": _Pool, "https": _TLSPool}
-        return manager
-
-    def _proxy(self, origin: Origin) -> str | None:
+    def _proxy(self, origin: Origin) -> Proxy | None:
         address = ip_literal(origin.host)
         if origin.host == "localhost" or (address is not None and address.is_loopback):
             return None  # as Go programs do: a proxy for loopback is never meant
         proxies = self._config.proxies
         if proxies is not None:
-            return proxies.get(origin.scheme)
+            return _parse_proxy(proxies.get(origin.scheme))
         from urllib.request import (  # type: ignore[attr-defined] # the stubs lack the second
             getproxies_environment,
             proxy_bypass_environment,
@@ -335,12 +315,35 @@ class Transport:
         found = getproxies_environment()
         if not found or proxy_bypass_environment(origin.authority, found):
             return None
-        return found.get(origin.scheme)
+        return _parse_proxy(found.get(origin.scheme))
+
+
+@functools.lru_cache(8)  # two at a time, but for every request
+def _parse_proxy(text: str | None) -> Proxy | None:
+    """A proxy's URL as it is written into environments: the scheme may be left out."""
+    if not text:
+        return None
+    try:
+        split = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = split.hostname, split.port
+    except ValueError:
+        host, port = None, None
+    if not host or split.scheme not in ("http", "https"):
+        # Without the text, which may hold a password.
+        raise InvalidHosts(
+            "the proxy's URL cannot be used", next_step="write it as http://HOST:PORT or https://HOST:PORT"
+        )
+    user = split.netloc.rpartition("@")[0]
+    shown = binascii.b2a_base64(unquote_to_bytes(user), newline=False).decode() if user else None
+    if port is None:
+        port = 443 if split.scheme == "https" else 80
+    return Proxy(Origin(split.scheme, host, port), f"Basic {shown}" if shown else None)
 
 
 def _ssl_context(tls: TLSSettings) -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
     try:
         for path in tls.ca_files:
             context.load_verify_locations(path)
@@ -357,48 +360,36 @@ def _ssl_context(tls: TLSSettings) -> ssl.SSLContext:
     return context
 
 
-def _translate(error: BaseException, url: Url) -> RegistryError:
-    """Our error for one of urllib3's, http.client's or the socket's."""
+def _translate(error: BaseException, url: Url, proxy: Proxy | None = None) -> RegistryError:
+    """Our error for one of http.client's or the socket's."""
     where = url.origin
-    causes = _causes(error)
-    for cause in causes:
-        if isinstance(cause, (ssl.SSLError, urllib3.exceptions.SSLError)):
-            return _tls_failure(cause, url)
-    if isinstance(error, urllib3.exceptions.NameResolutionError):
-        return Unreachable(
-            f"host name {where.host} cannot be resolved", next_step="check the name and the DNS"
+    if isinstance(error, ssl.SSLError):
+        return _tls_failure(error, url)
+    if isinstance(error, ConnectFailed):
+        return _no_connection(error.__cause__ or error, where, proxy)
+    if isinstance(error, (http.client.HTTPException, UnicodeError)) and not isinstance(error, OSError):
+        return BadResponse(
+            f"{url.redacted} did not answer in HTTP: {_short(error)}",
+            next_step="check that a registry answers at this address",
         )
-    if isinstance(error, (urllib3.exceptions.ConnectTimeoutError, urllib3.exceptions.NewConnectionError)):
-        return Unreachable(
-            f"no connection to {where}: {_short(error)}", next_step="check that the registry runs there"
-        )
-    for cause in causes:
-        if isinstance(cause, http.client.RemoteDisconnected):
-            break
-        if isinstance(
-            cause, (http.client.HTTPException, UnicodeError, urllib3.exceptions.LocationParseError)
-        ):
-            return BadResponse(
-                f"{url.redacted} did not answer in HTTP: {_short(cause)}",
-                next_step="check that a registry answers at this address",
-            )
-    if not any(isinstance(cause, (OSError, urllib3.exceptions.HTTPError)) for cause in causes):
+    if not isinstance(error, OSError):
         return BadResponse(f"{url.redacted} answered outside the protocol: {_short(error)}")
     return Unreachable(f"the connection to {where} broke: {_short(error)}", next_step="try again")
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it wraps (urllib3 keeps that in args or as the cause)."""
-    found: list[BaseException] = []
-    pending: list[BaseException | None] = [error]
-    while pending and len(found) < 10:
-        one = pending.pop()
-        if one is None or one in found:
-            continue
-        found.append(one)
-        pending += [arg for arg in one.args if isinstance(arg, BaseException)]
-        pending.append(one.__cause__)
-    return found
+def _no_connection(error: BaseException, where: Origin, proxy: Proxy | None) -> RegistryError:
+    if proxy is not None:
+        return Unreachable(
+            f"no connection to {where}: the proxy {proxy.origin}: {_short(error)}",
+            next_step="check the proxy's address and that it runs",
+        )
+    if isinstance(error, socket.gaierror):
+        return Unreachable(
+            f"host name {where.host} cannot be resolved", next_step="check the name and the DNS"
+        )
+    return Unreachable(
+        f"no connection to {where}: {_short(error)}", next_step="check that the registry runs there"
+    )
 
 
 def _tls_failure(error: BaseException, url: Url) -> RegistryError:
@@ -413,7 +404,6 @@ def _tls_failure(error: BaseException, url: Url) -> RegistryError:
 
 
 def _short(error: BaseException) -> str:
-    """The innermost reason, in one line; urllib3's texts repeat the pool's representation."""
-    inner = _causes(error)[-1]
-    text = " ".join(str(inner).split()) or type(inner).__name__
+    """The reason in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
     return text[:200]
