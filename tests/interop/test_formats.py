@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.corpus import Artifact, Node, corpus, differences, snapshot
@@ -76,7 +76,9 @@ def test_as_shared_trees(registry: RealRegistry, tmp_path: Path) -> None:
     keys: dict[str, str] = {}
     with Registry(config) as client, DirStore(tmp_path / "store") as store, Engine(client, store) as engine:
         for artifact in _MADE:
-            request = replace(_request(registry, artifact, tmp_path / "unused"), destination=AsTree())
+            request = msgspec.structs.replace(
+                _request(registry, artifact, tmp_path / "unused"), destination=AsTree()
+            )
             delivered = engine.deliver(request)
             if delivered.path is not None:
                 assert artifact.tree is not None
@@ -96,7 +98,7 @@ def test_a_referrer_is_delivered_as_content(registry: RealRegistry, engine: Engi
     request = _request(registry, artifact, tmp_path / "out")
     (reference,) = request.references
     image = Reference(reference.registry, reference.repository, None, artifact.documents[0].digest)
-    engine.deliver(replace(request, references=(image,), referrer="application/spdx+json"))
+    engine.deliver(msgspec.structs.replace(request, references=(image,), referrer="application/spdx+json"))
     assert differences(artifact.tree, snapshot(str(tmp_path / "out"))) == []
 
 
@@ -113,7 +115,7 @@ def test_several_formats_merge_in_order(registry: RealRegistry, engine: Engine, 
         references += request.references
         assert artifact.tree is not None
         expected |= artifact.tree
-    engine.deliver(replace(request, references=tuple(references)))
+    engine.deliver(msgspec.structs.replace(request, references=tuple(references)))
     assert differences(expected, snapshot(str(tmp_path / "out"))) == []
 
 

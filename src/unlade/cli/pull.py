@@ -8,7 +8,6 @@ a script can pin it.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -140,14 +139,16 @@ def pull(
 
 def _kept(engine: Engine, request: Request, deadline: Deadline, progress: Watcher) -> Request:
     """Fill the store, and ask for exactly that: the directory is then made from the kept blobs."""
+    import msgspec
+
     from unlade.delivery import InStore
 
     pinned = []
     for reference in request.references:
-        one = replace_fields(request, references=(reference,), destination=InStore(), sub_path="")
+        one = msgspec.structs.replace(request, references=(reference,), destination=InStore(), sub_path="")
         [found] = engine.deliver(one, deadline=deadline, progress=progress).resolved
         pinned.append(found.reference.with_digest(found.digest))
-    return replace_fields(request, references=tuple(pinned), referrer="", referrer_from=None)
+    return msgspec.structs.replace(request, references=tuple(pinned), referrer="", referrer_from=None)
 
 
 def _show(settings: Settings, delivered: Delivered, place: str | None, output: str) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from unlade.containerd import leases, records
 from unlade.containerd.connection import Containerd
 from unlade.containerd.handlers import Handler, Handlers, PullOptions
@@ -230,7 +232,7 @@ class Artifacts:
         purpose = f"pull {one.plan.reference}"
         cached = True
         with leases.lease(self.containerd, purpose, snapshotter=places[0]) as lease:
-            request = replace(one.request, destination=AsTree(lease))
+            request = msgspec.structs.replace(one.request, destination=AsTree(lease))
             for name in places:
                 engine = one.engine.using(trees=self._trees[name])
                 done = engine.carry_out(

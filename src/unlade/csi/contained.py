@@ -20,8 +20,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from unlade.containerd import Containerd, ContainerdError, ContainerdTrees, leases
 from unlade.containerd.handlers import DEFAULT_SNAPSHOTTER
@@ -166,7 +167,7 @@ class ContainerdHolder:
             lease = stack.enter_context(
                 leases.lease(self._containerd, purpose, snapshotter=self._snapshotter, late=True)
             )
-            held = replace(request, destination=AsTree(lease, origins))
+            held = msgspec.structs.replace(request, destination=AsTree(lease, origins))
             done = engine.carry_out(plan, found, held, deadline=deadline, progress=progress)
             if not (done.cached and self._shelf.has(image, found)):
                 self._shelf.put(found, done, lease)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from unlade.model import Deadline, Reference
@@ -100,7 +100,7 @@ class _Reader:
     def __init__(self, fetcher: Fetcher, deadline: Deadline) -> None:
         self._fetcher = fetcher
         self._deadline = deadline
-        self._limits = replace(Limits(), max_entries=_MAX_NAMES)
+        self._limits = Limits(max_entries=_MAX_NAMES)
         self._names = 0
 
     def archive(self, reference: Reference, step: Step) -> _Directory:

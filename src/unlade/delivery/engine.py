@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
+import msgspec
+
 from unlade.delivery.build import Builder, Context
 from unlade.delivery.images import diff_ids
 from unlade.delivery.owndir import staged_beside
@@ -370,7 +372,7 @@ class Engine:
         if self._stackable(plan) and isinstance(staging, DirStaging) and isinstance(self._trees, DirTrees):
             from unlade.delivery.stack import LAYER_POLICY, Layers
 
-            policy = replace(LAYER_POLICY, setid=self._setid)
+            policy = msgspec.structs.replace(LAYER_POLICY, setid=self._setid)
             makers = Layers(self._trees, self._builder, lease, context, policy)
             layers = makers.make(plan.active(), diffs[0])
             return staging.commit(

@@ -8,8 +8,9 @@ Kubernetes, a command line or a package stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+
+import msgspec
 
 from unlade.errors import InvalidInput
 from unlade.model import Digest, Platform, Reference
@@ -32,29 +33,25 @@ def _plain_mount() -> MountOptions:
     return MountOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(msgspec.Struct, frozen=True):
     """A directory of the caller's own: made by one rename. An existing one must be empty, or `replace`d."""
 
     path: str
     replace: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mounted:
+class Mounted(msgspec.Struct, frozen=True):
     """A read-only mount at an existing directory (or file, for a sub-path that is one)."""
 
     path: str
-    options: MountOptions = field(default_factory=_plain_mount)
+    options: MountOptions = msgspec.field(default_factory=_plain_mount)
 
 
-@dataclass(frozen=True, slots=True)
-class InStore:
+class InStore(msgspec.Struct, frozen=True):
     """Blobs in the store, as an OCI image layout that other tools read."""
 
 
-@dataclass(frozen=True, slots=True)
-class AsTree:
+class AsTree(msgspec.Struct, frozen=True):
     """A shared, read-only tree.
 
     With a lease of the caller's, the tree is held by it; an engine without a store of its own then leaves
@@ -66,8 +63,7 @@ class AsTree:
     origins: tuple[Reference, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TarStream:
+class TarStream(msgspec.Struct, frozen=True):
     """A tar archive written to this stream after everything is verified."""
 
     out: BinaryIO
@@ -76,8 +72,7 @@ class TarStream:
 Destination = Directory | Mounted | InStore | AsTree | TarStream
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One delivery.
 
     `pull` None means V2's default: always for `latest` or no tag, else only when missing.
@@ -101,7 +96,7 @@ class Request:
     referrer: str = ""
     referrer_from: Reference | None = None
     artifact_type: str = ""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     keep_blobs: bool = False
     setid: bool = False
     reauthorize: bool = False
@@ -118,8 +113,7 @@ class Request:
             raise InvalidInput("a sub-path needs a directory", next_step="name a directory to deliver it to")
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """What one reference turned out to be: its manifest, and the index it was chosen from."""
 
     reference: Reference
@@ -128,8 +122,7 @@ class Resolved:
     platform: Platform | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True):
     """What was delivered: where, from what, and how much. `cached`: nothing had to be made."""
 
     resolved: tuple[Resolved, ...]

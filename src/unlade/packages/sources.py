@@ -10,6 +10,8 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from unlade.delivery import Directory, Engine, InStore, Request
 from unlade.errors import StoreError
 from unlade.model import Deadline, Digest, Reference
@@ -122,5 +124,5 @@ class Sources:
         _, found = self._engine.plan(request, deadline=self.deadline)
         if len(found[0].manifest.layers) == 1:
             # One layer has nothing to white out: the stricter rules of artifacts apply to it.
-            request = replace(request, family="kpt")
+            request = msgspec.structs.replace(request, family="kpt")
         self._engine.deliver(request, deadline=self.deadline, progress=self.progress)

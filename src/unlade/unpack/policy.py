@@ -7,8 +7,9 @@ plain data, because they cross a process boundary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from unlade.model.digest import DiffID
 
@@ -21,8 +22,7 @@ Whiteouts = Literal["overlay", "record"]
 Owners = Literal["keep", "squash"]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How much one archive may cost; every number can be raised by a caller who trusts its source."""
 
     max_entries: int = 1_000_000  # the largest images seen have some 500,000
@@ -38,8 +38,7 @@ class Limits:
     zstd_window_log: int = 27  # 128 MiB: what `zstd --long` and other tools accept without being told
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackPolicy:
+class UnpackPolicy(msgspec.Struct, frozen=True):
     """How an archive becomes a tree.
 
     `image`: absolute names are re-rooted, links on the way resolve inside the layer, whiteouts hide.
@@ -55,8 +54,7 @@ class UnpackPolicy:
     limits: Limits = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Unpacked:
+class Unpacked(msgspec.Struct, frozen=True):
     """What became of an archive. Names are relative to the destination, prefix included."""
 
     entries: int
