@@ -17,8 +17,9 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TypeVar
+
+import msgspec
 
 from unlade.delivery.assembly import Assembly, Directory, Part, Target
 from unlade.errors import IntegrityError
@@ -59,24 +60,22 @@ class DiffMismatch(IntegrityError):
     code = "diff-mismatch"
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """What every part of one delivery shares: where its sources' blobs are, and until when."""
 
     references: Sequence[Reference]
     deadline: Deadline
     progress: Progress = silent
     # First bytes that decided the plan; the content must begin with them. Those that did are `seen`.
-    heads: Mapping[Digest, bytes] = field(default_factory=dict)
+    heads: Mapping[Digest, bytes] = msgspec.field(default_factory=dict)
     # Small layers that planning fetched whole and verified, by the repository they came from.
-    whole: Mapping[tuple[str, Digest], bytes] = field(default_factory=dict)
-    seen: set[Digest] = field(default_factory=set)
+    whole: Mapping[tuple[str, Digest], bytes] = msgspec.field(default_factory=dict)
+    seen: set[Digest] = msgspec.field(default_factory=set)
     # What this delivery itself had from a repository, verified: nobody need ask whether it may have it.
-    fetched: set[tuple[str, Digest]] = field(default_factory=set)
+    fetched: set[tuple[str, Digest]] = msgspec.field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """A unit of fetching: an archive, or one file."""
 
     part: Part

@@ -16,8 +16,9 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from unlade.errors import InvalidInput, StoreError
 from unlade.kernel import failpoints
@@ -61,8 +62,7 @@ def staged_beside(path: str, *, replace: bool) -> Iterator[OwnDirectory]:
         yield own
 
 
-@dataclass(frozen=True, slots=True)
-class _Scratch:
+class _Scratch(msgspec.Struct, frozen=True):
     dirfd: int
     files_out: None = None  # a caller's own directory has no record, so nothing would read a list
 

@@ -45,6 +45,9 @@ class Proxy(msgspec.Struct, frozen=True):
     origin: Origin
     authorization: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Proxy({self.origin})"  # without the password
+
 
 class Route(msgspec.Struct, frozen=True):
     """Where a connection leads: those of equal routes are interchangeable."""

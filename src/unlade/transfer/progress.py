@@ -7,14 +7,14 @@ draws a bar or feeds a metric must be quick and must not raise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from unlade.model import Digest
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressEvent:
+class ProgressEvent(msgspec.Struct, frozen=True):
     """One step of one blob: `done` of `total` bytes of `digest`, for `reference`.
 
     `planned`: it will be needed; whether it is there already has yet to be seen. Not every caller tells it.

@@ -28,7 +28,7 @@ from unlade.registry.errors import BadResponse, TLSFailure, Unreachable
 from unlade.registry.hosts import TLSSettings
 from unlade.registry.origins import Origin, parse_url
 from unlade.registry.patience import Patience
-from unlade.registry.transport import Answer, Transport
+from unlade.registry.transport import Answer, Transport, _parse_proxy
 
 ROUTE = Route(Origin("http", "r.example.test", 80), None)
 
@@ -360,6 +360,7 @@ def test_a_registry_with_tls_behind_a_proxy_with_tls(trusted: Authority, tmp_pat
     assert len(proxy.heads) == 2
     assert proxy.heads[0].startswith("CONNECT r.example.test:443 HTTP/1.1\r\nHost: r.example.test:443\r\n")
     assert "Proxy-Authorization: Basic bWU6cHc=" in proxy.heads[0]
+    assert "bWU6cHc=" not in repr(_parse_proxy("https://me:pw@h"))
     assert server.requests[0].headers["Host"] == "r.example.test"
     assert server.requests[0].headers["Proxy-Authorization"] is None
 
