@@ -21,8 +21,6 @@ from bench import contenders, content, measure, report, table, tools, works
 from bench.registry import serving
 from rig.engines import cache
 
-# Seven say something about a median.
-ROUNDS = 7
 # For a look, (at most, at least): a work's share of the seconds bounds its rounds.
 QUICK_ROUNDS, QUICK_SECONDS = (3, 2), 200
 
@@ -36,7 +34,7 @@ def main() -> int:
         "--rounds",
         type=int,
         default=int(os.environ.get("ROUNDS", "0")),
-        help="exactly so many, whatever the time; default: 7 (quick: 3, or 2 where time is short)",
+        help="exactly so many, whatever the time; default: 7 or 21 (quick: 3, or 2 where time is short)",
     )
     parser.add_argument("--out", type=Path, default=Path("artifacts/bench"))
     parser.add_argument("--prepare", action="store_true", help="make the content, measure nothing")
@@ -96,7 +94,7 @@ def run(key: str, setting: works.Setting, rounds: int) -> dict[str, Any]:
             if setting.quick and not rounds:
                 took = work.run(here.home, *QUICK_ROUNDS, share * QUICK_SECONDS)
             else:
-                took = work.run(here.home, rounds or ROUNDS)
+                took = work.run(here.home, rounds or work.rounds)
             return report.race(work, key, took)
         return report.probe(
             work, key, probe(work, here.home, rounds or (1 if setting.quick else work.rounds))
