@@ -20,7 +20,7 @@ import click
 
 from unlade.cli.node_csi import beside, beside_options, csi
 from unlade.cli.node_install import install, status, uninstall
-from unlade.cli.service import JsonLines, address, grace_option, log_json, service_options
+from unlade.cli.service import address, grace_option, log_json, service_options
 
 if TYPE_CHECKING:
     from unlade.containerd import Handler
@@ -179,8 +179,6 @@ def serve(
         registry=registry,
     )
     log_json(log_level)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(NodeLines())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -222,13 +220,6 @@ def serve(
         if volumes is not None:
             volumes.close(grace)
         service.close(grace)
-
-
-class NodeLines(JsonLines):
-    """One JSON object a line, with what the line is about: the pod, the reference, the error's code."""
-
-    def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        return {**super().fields(record), **getattr(record, "about", {})}
 
 
 def _handler(text: str) -> Handler:

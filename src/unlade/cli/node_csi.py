@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from unlade.cli.service import address, grace_option, log_json, service_options
+from unlade.cli.settings import accepting
 
 if TYPE_CHECKING:
     from unlade.controllers.api import ApiServer
@@ -174,9 +175,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             help="… until this is reached, used longest ago first.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return accepting(command, options)
 
 
 @click.command(short_help="Serve volumes to the kubelet, with or without containerd.")
@@ -227,12 +226,8 @@ def csi(
         raise InvalidInput(
             f"the driver needs {error.name}, which is not installed", next_step="pip install 'unlade[node]'"
         ) from error
-    from unlade.cli.node import NodeLines
-
     host, port = address(listen)
     log_json(log_level)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(NodeLines())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -385,9 +380,7 @@ def beside_options(command: Callable[..., None]) -> Callable[..., None]:
             help="With --csi: this node's name in the cluster; $NODE_NAME, else the host's name.",
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return accepting(command, options)
 
 
 def beside(

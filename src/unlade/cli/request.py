@@ -6,16 +6,16 @@ is only the destination.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from unlade.cli.settings import Command, accepting
 
 if TYPE_CHECKING:
     from unlade.delivery import Destination, Request
     from unlade.model import Reference
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS: Final = (
     click.option(
@@ -75,10 +75,7 @@ jobs_option: Final = click.option(
 
 def request_options(function: Command) -> Command:
     """Accept the options that say what content is meant."""
-    decorated: Any = function
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    return accepting(function, _OPTIONS)
 
 
 def parse_references(texts: Sequence[str]) -> tuple[Reference, ...]:

@@ -11,11 +11,11 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import click
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+from unlade.cli.settings import Command, accepting
 
 grace_option: Final = click.option(
     "--grace",
@@ -45,13 +45,7 @@ def service_options(listen: str) -> Callable[[Command], Command]:
         ),
     )
 
-    def accept(function: Command) -> Command:
-        decorated: Any = function
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated  # type: ignore[no-any-return]
-
-    return accept
+    return lambda function: accepting(function, options)
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -65,13 +59,11 @@ def address(listen: str) -> tuple[str, int]:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback when there is one."""
+    """One JSON object a line: time, level, logger, message, the traceback when there is one, and what the
+    line is about where its writer said so: the pod, the reference, the error's code.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self.fields(record))
-
-    def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """What one line says; a face may add to it."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -80,7 +72,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return line
+        return json.dumps({**line, **getattr(record, "about", {})})
 
 
 def log_json(level: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -230,10 +230,16 @@ def root_options(function: Command) -> Command:
     return _declare(function, shown=frozenset(Settings.__dataclass_fields__))
 
 
-def _declare(function: Command, *, shown: frozenset[str]) -> Command:
+def accepting(function: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
+    """The function with these options declared, in the order in which help shows them."""
     decorated: Any = function
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def _declare(function: Command, *, shown: frozenset[str]) -> Command:
+    decorated: Any = accepting(function, _OPTIONS)
     # Click keeps declared options here until the command is made of them.
     params: list[click.Option] = decorated.__click_params__
     for param in params:

@@ -184,10 +184,8 @@ def in_blocks(chunks: Iterable[bytes], size: int = READ_SIZE) -> Iterator[bytear
             filled += count
             if filled == size:
                 yield block
-                block, filled = (
-                    bytearray(size),
-                    0,
-                )  # the last one is the receiver's, to keep as long as it likes
+                # The last one is the receiver's, to keep as long as it likes.
+                block, filled = bytearray(size), 0
     if filled:
         del block[filled:]
         yield block

@@ -10,8 +10,8 @@ import pytest
 import urllib3
 
 from unlade.cli import main
-from unlade.cli.node import NodeLines, _handler
-from unlade.cli.service import address
+from unlade.cli.node import _handler
+from unlade.cli.service import JsonLines, address
 from unlade.containerd import Handler
 from unlade.cri.observed import Metrics, Window
 from unlade.errors import InvalidInput
@@ -47,7 +47,7 @@ def test_a_wrong_option_ends_before_anything_is_touched(
 def test_log_lines_name_the_pod() -> None:
     record = logging.LogRecord("unlade.cri", logging.INFO, "f", 1, "pulled", (), None)
     record.about = {"pod": "n/p", "seconds": 1.5}
-    line = json.loads(NodeLines().format(record))
+    line = json.loads(JsonLines().format(record))
     assert (line["message"], line["pod"], line["seconds"]) == ("pulled", "n/p", 1.5)
 
 
